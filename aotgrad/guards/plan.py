@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from aotgrad import native, passes, torch_compat
+from aotgrad import passes, torch_compat
 from aotgrad.convention import Dedupe
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.guards.memory import MemoryGuard
@@ -58,7 +58,7 @@ class PlanGuards:
     @functools.cached_property
     def holds(self) -> Callable[[Sequence[torch.Tensor]], Admission]:
         """`check` for as many distinct tensors as the plan has."""
-        return self.emitted(*self.global_state.conditions(native.lookup("global_flags", None)))
+        return self.emitted(*self.global_state.conditions)
 
     def plain_check(self, generation: int) -> Callable[[Sequence[Any]], Admission] | None:
         """`check` for as many values, which may be no tensors; `None` if it would be no faster.
@@ -67,7 +67,7 @@ class PlanGuards:
         """
         if not self.dedupe.is_identity or not self.tensors.is_one_call:
             return None
-        names, conditions = self.global_state.in_plain_calls(native.lookup("global_flags", None))
+        names, conditions = self.global_state.conditions_of_plain_calls
         return self.emitted(names | {"generation": passes.generation}, [*conditions, f"generation() == {generation}"])
 
     def emitted(self, names: dict[str, Any], conditions: Sequence[str]) -> Callable[[Sequence[Any]], Admission]:

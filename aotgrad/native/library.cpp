@@ -364,8 +364,10 @@ PyObject* in_vmap_mode(PyObject*, PyObject*) {
   return PyBool_FromLong(c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::VmapMode));
 }
 
-PyObject* global_flags(PyObject*, PyObject*) {
-  const auto& context = at::globalContext();
+// The number is another one if one of these is another: torch has five kernels of attention and five precisions.
+PyObject* settings_number(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  auto& context = at::globalContext();
   const bool flags[] = {c10::InferenceMode::is_enabled(),
                         context.userEnabledFlashSDP(),
                         context.userEnabledMemEfficientSDP(),
@@ -381,9 +383,12 @@ PyObject* global_flags(PyObject*, PyObject*) {
                         context.deterministicFillUninitializedMemory(),
                         context.allowFP16AccumulationCuBLAS(),
                         at::impl::PythonTorchFunctionTLS::stack_len() > 0};
-  long bits = 0;
-  for (size_t k = 0; k < std::size(flags); ++k) bits |= static_cast<long>(flags[k]) << k;
-  return PyLong_FromLong(bits);
+  const auto precision = context.float32Precision(at::Float32Backend::CUDA, at::Float32Op::CONV);
+  uint64_t number = static_cast<uint64_t>(precision);
+  for (const auto kernel : context.sDPPriorityOrder()) number = number << 3 | static_cast<uint64_t>(kernel);
+  for (const bool flag : flags) number = number << 1 | static_cast<uint64_t>(flag);
+  return PyLong_FromUnsignedLongLong(number);
+  END_HANDLE_TH_ERRORS
 }
 
 PyObject* below_autograd(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -443,7 +448,7 @@ PyMethodDef functions[] = {
     {"sharing", sharing, METH_O, "sharing(positions) -> pattern(values) -> bytes or None"},
     {"attaching", attaching, METH_VARARGS, "attaching(apply, leading) -> attach(*arguments) -> outputs"},
     {"in_vmap_mode", in_vmap_mode, METH_NOARGS, "in_vmap_mode() -> bool"},
-    {"global_flags", global_flags, METH_NOARGS, "global_flags() -> int, a bit for each flag"},
+    {"settings_number", settings_number, METH_NOARGS, "settings_number() -> int, another one if a setting changes"},
     {"below_autograd", below_autograd_function, METH_FASTCALL, "below_autograd(function, value) -> function(value)"},
     {"same_contents", same_contents_function, METH_FASTCALL, "same_contents(tables, lengths, keys, values) -> bool"},
     {"versions_of", versions_of, METH_O, "versions_of(tensors) -> list of int"},

@@ -309,7 +309,7 @@ def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tens
     wanted = reads.found | facts_needed(executable, tensors, changed)
     return PlanGuards(
         dedupe=dedupe,
-        global_state=torch_compat.GlobalState(),
+        global_state=torch_compat.GlobalState(native.lookup("settings_number", None)),
         tensors=torch_compat.TensorGuard(tensors, fakes, native.lookup("tensor_check", None)),
         memory=memory_guard(executable, tensors, sharing, fakes) if changed else None,
         facts=facts_of(tensors, wanted),

@@ -244,7 +244,7 @@ from aotgrad.torch_compat.generators import (
     with_generator,
 )
 from aotgrad.torch_compat.global_state import (
-    FLAGS,
+    MODULE_SETTINGS,
     SETTINGS,
     GlobalState,
     OpSettings,

@@ -25,7 +25,24 @@ from aotgrad.torch_compat.contexts import (
 )
 from aotgrad.torch_compat.transforms import transform_is_open
 
-FLAGS: dict[str, Callable[[], bool]] = {
+
+def _module_settings() -> dict[str, Callable[[], Any]]:
+    settings: dict[str, Callable[[], Any]] = {
+        "fast path of attention layers": functools.partial(vars(torch.backends.mha).__getitem__, "_is_fastpath_enabled"),
+    }
+    if torch.backends.opt_einsum.is_available():
+        # Its own attribute access takes microseconds. An assignment by a user is an attribute of the object that torch
+        # puts in place of the module.
+        assigned = vars(torch.backends.opt_einsum)
+        module = vars(assigned.get("m", torch.backends.opt_einsum))
+        settings["opt_einsum"] = lambda: tuple(assigned.get(name, module[name]) for name in ("enabled", "strategy"))
+    return settings
+
+
+MODULE_SETTINGS = _module_settings()
+"""Those of `SETTINGS` that are variables of Python modules."""
+
+SETTINGS: dict[str, Callable[[], Any]] = {
     "inference mode": torch.is_inference_mode_enabled,
     "flash attention": torch._C._get_flash_sdp_enabled,
     "memory-efficient attention": torch._C._get_mem_efficient_sdp_enabled,
@@ -40,27 +57,11 @@ FLAGS: dict[str, Callable[[], bool]] = {
     "determinism of mkldnn": torch._C._get_mkldnn_deterministic,
     "filled new memory": torch._C._get_deterministic_fill_uninitialized_memory,
     "accumulation in half precision": torch._C._get_cublas_allow_fp16_accumulation,
-}
-"""The flags of torch that decide what is traced, or how Inductor compiles it, and that torch's guard leaves out."""
-
-
-def _reader_of_opt_einsum() -> Callable[[], tuple[Any, Any]]:
-    """Reads `enabled` and `strategy` of `torch.backends.opt_einsum`, whose own attribute access takes microseconds.
-
-    An assignment by a user is an attribute of the object that torch puts in place of the module.
-    """
-    assigned = vars(torch.backends.opt_einsum)
-    module = vars(assigned.get("m", torch.backends.opt_einsum))
-    return lambda: (assigned.get("enabled", module["enabled"]), assigned.get("strategy", module["strategy"]))
-
-
-SETTINGS: dict[str, Callable[[], Any]] = {
     "order of attention kernels": torch._C._get_sdp_priority_order,
     "precision of convolutions": functools.partial(torch._C._get_fp32_precision_getter, "cuda", "conv"),
-    "fast path of attention layers": torch.backends.mha.get_fastpath_enabled,
-    "opt_einsum": _reader_of_opt_einsum(),
+    **MODULE_SETTINGS,
 }
-"""The same for settings with more than two values, or of Python."""
+"""The settings of torch that decide what is traced, or how Inductor compiles it, and that torch's guard leaves out."""
 
 _PRECISIONS = [
     ("generic", "all"),
@@ -78,51 +79,56 @@ class GlobalState:
     Grad mode, inference mode, autocast of every device, default dtype and device, determinism, attention kernels, ...
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings_number: Callable[[], int] | None = None) -> None:
+        """`settings_number` reads all settings but those of modules, and the number of function modes, in one call.
+
+        Its result is another number if one of them is another.
+        """
         from torch._C._dynamo.guards import GlobalStateGuard
 
         self.native = GlobalStateGuard()
-        self.flags = self.read_flags()
+        self.settings, self.devices = self.read_settings()
+        self.settings_number = settings_number
+        self.number = None if settings_number is None else settings_number()
         self.text = self.describe()
 
     def check(self) -> bool:
-        return self.native.check() and self.read_flags() == self.flags
+        return self.native.check() and self.read_settings() == (self.settings, self.devices)
 
-    def conditions(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
-        """`check` as conditions, and the names in them.
-
-        `global_flags` reads all flags of `read_flags` in one call, a bit for each, and one more for a function mode.
-        """
-        flags, settings, devices = self.flags
-        if devices != 0:  # a function mode was active
+    @functools.cached_property
+    def conditions(self) -> tuple[dict[str, Any], list[str]]:
+        """`check` as conditions, and the names in them."""
+        if self.devices is not None:
             return {"state_holds": self.check}, ["state_holds()"]
         names: dict[str, Any] = {"native_state": self.native.check}
-        if global_flags is None:
-            names |= {f"flag_{k}": read for k, read in enumerate(_FLAG_READERS)} | {"function_modes": _function_mode_count}
-            conditions = [f"flag_{k}()" if flag else f"not flag_{k}()" for k, flag in enumerate(flags)]
-            conditions.append("not function_modes()")
+        if self.settings_number is None:
+            conditions, read = ["not function_modes()"], SETTINGS
+            names["function_modes"] = _function_mode_count
         else:
-            names["flags"] = global_flags
-            conditions = [f"flags() == {sum(flag << k for k, flag in enumerate(flags))}"]
-        for k, (read, value) in enumerate(zip(_SETTING_READERS, settings, strict=True)):
-            names |= {f"setting_{k}": read, f"expected_{k}": value}
-            conditions.append(f"setting_{k}() == expected_{k}")
+            conditions, read = [f"settings_number() == {self.number}"], MODULE_SETTINGS
+            names["settings_number"] = self.settings_number
+        for k, (name, value) in enumerate(zip(SETTINGS, self.settings, strict=True)):
+            if name in read:
+                names |= {f"setting_{k}": SETTINGS[name], f"expected_{k}": value}
+                is_flag = isinstance(value, bool)
+                conditions.append(f"{'' if value else 'not '}setting_{k}()" if is_flag else f"setting_{k}() == expected_{k}")
         return names, ["native_state()", *conditions]
 
-    def in_plain_calls(self, global_flags: Callable[[], int] | None) -> tuple[dict[str, Any], list[str]]:
+    @functools.cached_property
+    def conditions_of_plain_calls(self) -> tuple[dict[str, Any], list[str]]:
         """The same, but false if forward-mode AD or a function mode observes the call.
 
         With the keys that `TensorGuard` compares, this covers all of `ops_are_observed`.
         """
-        names, conditions = self.conditions(global_flags)
-        if self.flags[-1]:
+        names, conditions = self.conditions
+        if self.devices is not None:
             return names, ["False"]
         return {**names, "forward_mode": forward_ad}, [*conditions, "forward_mode._current_level < 0"]
 
     @staticmethod
-    def read_flags() -> tuple[list[bool], list[Any], Any]:
-        """`FLAGS`, `SETTINGS`, and the default devices."""
-        return [read() for read in _FLAG_READERS], _settings(), _function_mode_count() and default_devices()
+    def read_settings() -> tuple[list[Any], tuple[str, ...] | None]:
+        """The values of `SETTINGS`, and the default devices if a function mode is active."""
+        return [read() for read in _SETTING_READERS], default_devices() if _function_mode_count() else None
 
     @staticmethod
     def describe() -> str:
@@ -135,22 +141,14 @@ class GlobalState:
 
     def reason(self) -> str:
         """What differs from the snapshot; empty if nothing does."""
+        settings, devices = self.read_settings()
         native = [] if self.native.check() else [str(self.native.reason()).strip()]
-        changed = [
-            name
-            for names, before, now in zip((FLAGS, SETTINGS), self.flags, self.read_flags(), strict=False)
-            for name, was, value in zip(names, before, now, strict=True)
-            if was != value
-        ]
-        devices = ["default device"] if self.flags[-1] != self.read_flags()[-1] else []
-        return ", ".join([*native, *changed, *devices])
+        before_and_now = zip(SETTINGS, self.settings, settings, strict=True)
+        changed = [name for name, before, now in before_and_now if before != now]
+        return ", ".join([*native, *changed, *(["default device"] if devices != self.devices else [])])
 
 
-_FLAG_READERS, _SETTING_READERS = [*FLAGS.values()], [*SETTINGS.values()]
-
-
-def _settings() -> list[Any]:
-    return [read() for read in _SETTING_READERS]
+_SETTING_READERS = [*SETTINGS.values()]
 
 
 @dataclass(frozen=True)
@@ -200,12 +198,12 @@ def ops_are_observed(tensors: Sequence[torch.Tensor]) -> bool:
 def global_settings() -> tuple:
     """The global state that traces and compiled code depend on, in a form that other processes understand."""
     products = torch.backends.cuda.matmul
-    flags, settings, devices = GlobalState.read_flags()
+    settings, devices = GlobalState.read_settings()
     return (
         (torch.is_grad_enabled(), str(torch.get_default_dtype()), devices or ()),
         tuple((device, on, str(dtype)) for device, on, dtype in autocast_state()),
         (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        (tuple(flags), str(settings)),
+        tuple(map(str, settings)),
         tuple(torch._C._get_fp32_precision_getter(*place) for place in _PRECISIONS),
         (torch.backends.mkldnn.is_available(), torch.get_num_threads(), torch.is_autocast_cache_enabled()),
         (products.allow_fp16_reduced_precision_reduction, products.allow_bf16_reduced_precision_reduction),

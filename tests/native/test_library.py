@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import operator
 import sys
 import weakref
@@ -23,6 +24,7 @@ from aotgrad.guards import memory
 from aotgrad.guards.dictionaries import CHANGES, Contents, same_contents, tells
 from aotgrad.guards.disjoint_storage import Separation, span_of
 from aotgrad.torch_compat import FakeTensorMode, TensorGuard
+from tests.torch_compat.test_global_state import CHANGES as SETTING_CHANGES
 
 
 class Named(torch.Tensor):
@@ -253,19 +255,29 @@ class Watching(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_flags_are_those_that_python_reads(library):
-    def are_equal() -> bool:
-        flags, *_ = torch_compat.GlobalState.read_flags()
-        watched = torch_compat.function_modes() != []
-        return library.global_flags() == sum(flag << k for k, flag in enumerate([*flags, watched]))
+@pytest.mark.parametrize("setting", sorted(SETTING_CHANGES.keys() - torch_compat.MODULE_SETTINGS.keys()))
+def test_the_number_of_the_settings_changes_with_each(library, setting):
+    before = library.settings_number()
+    with SETTING_CHANGES[setting]():
+        assert library.settings_number() != before
+    assert library.settings_number() == before
 
-    assert are_equal()
-    for kernel in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
-        with sdpa_kernel(kernel):
-            assert are_equal()
-    for around in (torch.inference_mode(), torch.device("cpu"), Watching()):
-        with around:
-            assert are_equal()
+
+@pytest.mark.parametrize("mode", [functools.partial(torch.device, "cpu"), Watching])
+def test_the_number_of_the_settings_changes_with_a_function_mode(library, mode):
+    before = library.settings_number()
+    with mode():
+        assert library.settings_number() != before
+    assert library.settings_number() == before
+
+
+def test_orders_of_attention_kernels_have_numbers_of_their_own(library):
+    kernels = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+    numbers = set()
+    for order in itertools.permutations(kernels):
+        with sdpa_kernel([*order], set_priority=True):
+            numbers.add(library.settings_number())
+    assert len(numbers) == 6
 
 
 def test_running_below_autograd_nests_and_ends_with_an_error(library):

@@ -156,13 +156,15 @@ CHANGES = {
     "order of attention kernels": write_to(torch._C._set_sdp_priority_order, [2, 1, 0, 3, 4], [1, 2, 0, 3, 4]),
     "precision of convolutions": write_to(lambda value: precision("cuda", "conv", value), "ieee", "tf32"),
     "fast path of attention layers": flip(mha.get_fastpath_enabled, mha.set_fastpath_enabled),
-    "opt_einsum": flip(lambda: opt_einsum.enabled, lambda value: setattr(opt_einsum, "enabled", value)),
 }
+if opt_einsum.is_available():
+    CHANGES["opt_einsum"] = flip(lambda: opt_einsum.enabled, lambda value: setattr(opt_einsum, "enabled", value))
 """Contexts that change the settings that are guarded besides those of torch's guard."""
 
 
 def test_every_guarded_setting_is_changed_by_a_test():
-    assert [*CHANGES] == [*compat.FLAGS, *compat.SETTINGS]
+    assert [*CHANGES] == [*compat.SETTINGS]
+    assert compat.MODULE_SETTINGS.items() <= compat.SETTINGS.items()
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -229,7 +231,7 @@ GUARDED = {
 
 
 def test_every_setting_of_torch_is_guarded_or_known_to_need_no_guard():
-    """Fails for a setting of a new torch: add it to `FLAGS` or `SETTINGS` if a trace, or Inductor, depends on it."""
+    """Fails for a setting of a new torch: add it to `SETTINGS` if a trace, or Inductor, depends on it."""
     found = {name.removeprefix("_get_") for name in dir(torch._C) if name.startswith("_get_")}
     found = {name for name in found if hasattr(torch._C, f"_set_{name}")}
     assert found - GUARDED - BY_TORCHS_GUARD - BY_KERNELS - WITHOUT_NUMBERS == set()
