@@ -12,15 +12,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import device
 from case import Case, Need, Outcome, Row, Verdict
@@ -42,8 +45,12 @@ def cases_of(part: int) -> Sequence[Case]:
     return CASES
 
 
-def run_here(part: int, name: str) -> None:
-    """Run one case in this process, and print its outcome."""
+def run_here(part: int, name: str, output: str) -> None:
+    """Run one case in this process, and write what it prints and its outcome to the file `output`."""
+    with open(output, "a") as file:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(file.fileno(), stream.fileno())
+    device.load()
     case = next(case for case in cases_of(part) if case.name == name)
     try:
         outcome = case.run()
@@ -51,7 +58,6 @@ def run_here(part: int, name: str) -> None:
         print(traceback.format_exc(), file=sys.stderr)
         outcome = Outcome([f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:400]])
     print(MARK + json.dumps({"problems": list(outcome.problems), "figures": dict(outcome.figures)}), flush=True)
-    sys.stdout.flush()
     os._exit(0)  # threads of a case that hangs must not keep the process
 
 
@@ -59,14 +65,26 @@ def run_apart(part: int, case: Case, missing: Collection[Need]) -> Row:
     """Run one case in a process of its own."""
     if lacking := [need for need in case.needs if need in missing]:
         return Row(part, case.name, Verdict.SKIP, 0.0, Outcome([lacking[0].value]))
-    command = [sys.executable, str(Path(__file__)), "--part", str(part), "--case", case.name]
     start = time.perf_counter()
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=case.seconds)
-        outcome = read_outcome(done.stdout) or Outcome([f"the process ended with {done.returncode}: {done.stderr[-400:]}"])
-    except subprocess.TimeoutExpired:
-        outcome = Outcome([f"no end after {case.seconds} seconds"])
+    with tempfile.NamedTemporaryFile("r") as output:
+        process = new_processes().Process(target=run_here, args=(part, case.name, output.name))
+        process.start()
+        process.join(case.seconds)
+        if process.is_alive():
+            process.kill()
+            outcome = Outcome([f"no end after {case.seconds} seconds"])
+        else:
+            printed = output.read()
+            outcome = read_outcome(printed) or Outcome([f"the process ended with {process.exitcode}: {printed[-400:]}"])
     return Row(part, case.name, verdict_of(case, outcome), time.perf_counter() - start, explained(case, outcome))
+
+
+@functools.cache
+def new_processes() -> Any:
+    """How processes start: copies of one that has imported all; new ones on a GPU, since a copy of a driver is of no use."""
+    context = multiprocessing.get_context("forkserver" if device.is_emulated() else "spawn")
+    context.set_forkserver_preload(["preloaded"])
+    return context
 
 
 def read_outcome(printed: str) -> Outcome | None:
@@ -112,7 +130,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="processes (default: %(default)s)"
     )
-    parser.add_argument("--case", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
@@ -120,8 +137,6 @@ def main() -> None:
     arguments = parse()
     device.choose(arguments.emulated)
     device.load()
-    if arguments.case is not None:
-        run_here(arguments.part, arguments.case)
     import report
     import torch
 

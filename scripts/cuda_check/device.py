@@ -28,7 +28,7 @@ def is_emulated() -> bool:
 
 def load() -> None:
     """Make the device available. Must run before torch is imported."""
-    if is_emulated():
+    if is_emulated() and "tests.emulated_cuda.device" not in sys.modules:
         assert "torch" not in sys.modules, "the emulated device is registered while torch is loaded"
         sys.path.insert(0, str(REPOSITORY))
         from tests.emulated_cuda import device as emulated
