@@ -351,4 +351,4 @@ CORRECTIONS: Mapping[str, Correction] = {
         "a read of what a write leaves in a buffer moves before it if its loops are regenerated for a fusion",
     ),
 }
-"""By name. Inductor's own cache distinguishes code by these names, so a changed correction needs a new name."""
+"""By name. The names are a part of the key of Inductor's own cache, so that tests can leave one out."""

@@ -15,11 +15,12 @@ from typing import Any
 from aotgrad import torch_compat
 from aotgrad.backends.base import Backend
 from aotgrad.cache.graphs import digest_of, encode_half, text_of
-from aotgrad.cache.key import NotCacheable, code_version, settings
+from aotgrad.cache.key import NotCacheable, settings
 from aotgrad.cache.serialize import DamagedEntry, Decoder, Encoder, NotSerializable
 from aotgrad.cache.store import Store, count_failure
 from aotgrad.ir import GraphHalf
 from aotgrad.options import cache_folder
+from aotgrad.telemetry.code_version import code_version
 from aotgrad.telemetry.counters import counters
 from aotgrad.torch_compat import FakeTensorMode
 

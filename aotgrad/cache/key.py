@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.module_state import slots_of
 from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import WrapperLayout
+from aotgrad.telemetry.code_version import code_version
 from aotgrad.torch_compat import FakeTensorMode
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -116,14 +116,6 @@ def compilation_key(backend: Backend, partition_fn: Callable, options: Options) 
         raise NotCacheable("this system does not tell who owns a folder")
     build = repr(torch_compat.torch_build())
     return code_version(), build, repr(settings()), options_key(options), backend_key(backend, partition_fn)
-
-
-@functools.cache
-def code_version() -> str:
-    """A digest of aotgrad's own code."""
-    folder = Path(__file__).parents[1]
-    files = sorted(folder.rglob("*.py"))
-    return digest_of(*(f"{file.relative_to(folder)} {file.read_text()}" for file in files))
 
 
 def settings() -> tuple:

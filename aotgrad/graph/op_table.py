@@ -410,6 +410,11 @@ LISTWISE = ("aten._foreach_", "aten._fused_")
 """Prefixes of ops that compute each tensor of their lists by itself."""
 
 
+def is_listwise(target: Any) -> bool:
+    """Whether the op computes each tensor of its lists by itself, and writes to none."""
+    return op_name(target).startswith(LISTWISE) and in_place_variant(target) is not None
+
+
 @functools.cache
 def in_place_variant(target: Any) -> Any:
     """The op that writes the result of a pointwise op, or of one on lists, into arguments; `None` if there is none."""

@@ -13,6 +13,7 @@ from aotgrad.passes.checkpoint_names import CheckpointNames
 from aotgrad.passes.common_subexpressions import CommonSubexpressionElimination
 from aotgrad.passes.constants import ConstantPropagation
 from aotgrad.passes.dead_code import DeadCodeElimination
+from aotgrad.passes.early_updates import EarlyUpdates
 from aotgrad.passes.effects import UnwrapEffects
 from aotgrad.passes.functional import CheckFunctional
 from aotgrad.passes.guarded_values import SplitGuard, drop_guarded_values, take_guarded_values
@@ -60,6 +61,7 @@ __all__ = [
     "CommonSubexpressionElimination",
     "ConstantPropagation",
     "DeadCodeElimination",
+    "EarlyUpdates",
     "Hook",
     "KnownValues",
     "LateWaits",

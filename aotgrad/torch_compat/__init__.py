@@ -272,6 +272,7 @@ from aotgrad.torch_compat.inductor.compilation import (
     call_in_inductor,
     compile_without_workers,
     disable_cudagraphs,
+    fusions_that_save,
     inductor_cache_tag,
     inductor_compile,
     inductor_config,

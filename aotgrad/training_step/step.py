@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from aotgrad import passes, torch_compat
 from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.registry import as_backend
 from aotgrad.guards.data_dependent import Level
@@ -29,6 +30,9 @@ from aotgrad.training_step.names import state_names
 from aotgrad.training_step.state import Snapshot, State
 from aotgrad.training_step.trace import RanEagerly, TracedStep
 from aotgrad.training_step.update import update
+
+BYTES_OF_NUMBERS = 64
+"""What the update of one parameter reads besides its tensors: fewer than eight numbers."""
 
 
 def train_step(
@@ -58,7 +62,7 @@ def train_step(
     """
     if fn is None:
         return functools.partial(train_step, state=state, keep_gradients=keep_gradients, backend=backend, options=options)
-    step = TrainStep(plan_cache_of(fn, backend, options or {}), fn, State.of(state), keep_gradients)
+    step = TrainStep(plan_cache_of(fn, backend, options or {}, keep_gradients), fn, State.of(state), keep_gradients)
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -69,8 +73,12 @@ def train_step(
     return function
 
 
-def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any]) -> PlanCache:
+def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any], keep_gradients: bool) -> PlanCache:
     chosen = Options.from_mapping({"keep_input_mutations": True, **options})
+    if not keep_gradients:  # Inductor would compute all updates in one kernel, since they read the same numbers
+        apart = torch_compat.fusions_that_save(BYTES_OF_NUMBERS)
+        early = (*chosen.joint_passes, passes.EarlyUpdates())
+        chosen = chosen.replace(joint_passes=early, inductor={**apart, **dict(chosen.inductor)})
     return PlanCache(make_compiler(as_backend(backend), chosen), qualified_name(fn))
 
 

@@ -137,9 +137,14 @@ def peak_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     """The most bytes allocated at any moment of a step, above what was allocated before it, without gradients."""
     step(model, inputs)
     model.zero_grad(set_to_none=True)  # now: the profiler does not count frees of memory whose allocation it did not record
+    return most_allocated(lambda: step(model, inputs))
+
+
+def most_allocated(run: Callable[[], object]) -> int:
+    """The most bytes that a call has allocated at any moment."""
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        step(model, inputs)
+        run()
     recorded: Any = profiler.profiler
     events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
     changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]

@@ -18,7 +18,7 @@ from torch._dynamo.exc import BackendCompilerFailed, TorchDynamoException
 from torch._inductor.exc import OperatorIssue
 
 import aotgrad
-from aotgrad.errors import CaptureError, HigherOrderError
+from aotgrad.errors import AOTGradError, CaptureError, HigherOrderError
 from tests.fuzz.known import is_known, known_differences
 from tests.fuzz.program import Program, Round
 from tests.fuzz.ways import WAYS, by_dynamo_alone, has_graph_breaks
@@ -166,9 +166,11 @@ def check_right(actual: Step, eager: Callable, round: Round, position: int, wher
 def unwrapped(step: Step, wanted: Step) -> Step:
     """A step without Dynamo's wrapper of errors: aotgrad's error, or eager's if a compiler raises where eager does."""
     error: Exception | None = step.error
+    is_backends = isinstance(error, BackendCompilerFailed)
     if isinstance(error, BackendCompilerFailed):
         error = error.inner_exception
     is_compilers = isinstance(error, (TorchDynamoException, OperatorIssue)) or TOLD_BY_DYNAMO in str(error)
+    is_compilers |= is_backends and not isinstance(error, AOTGradError)
     return replace(step, error=wanted.error if is_compilers and wanted.error is not None else error)
 
 

@@ -66,13 +66,16 @@ def assert_trains_like_eager(
     *,
     plans: int | None = None,
     options: dict[str, Any] | None = None,
+    keep_gradients: bool = True,
 ) -> Callable:
     """Compare every result and, after each step, the whole state. Returns the compiled step."""
     (eager, compiled), exact = (build(make) for _ in range(2)), backend != "inductor"
-    step = aotgrad.train_step(compiled.step, compiled.state, backend=backend, options=options)
+    step = aotgrad.train_step(compiled.step, compiled.state, backend=backend, options=options, keep_gradients=keep_gradients)
     calls = eager.called(eager.step), compiled.called(step)
     for k, batch in enumerate(data):
         wanted, found = (run(call, *batch) for call in calls)
+        if not keep_gradients:
+            drop_gradients(eager.state)
         assert_same((wanted, contents(eager.state, exact)), (found, contents(compiled.state, exact)), exact)
         eager.between(k), compiled.between(k)
     assert step.plan_cache.fallbacks == {}
@@ -90,6 +93,12 @@ def run(step: Callable, *batch: Any) -> Any:
     """The detached results of a step that draws its numbers from a known state."""
     torch.manual_seed(2)
     return pytree.tree_map_only(torch.Tensor, lambda each: each.detach().clone(), step(*batch))
+
+
+def drop_gradients(state: Iterable[Any]) -> None:
+    for module in state:
+        if isinstance(module, nn.Module):
+            module.zero_grad()
 
 
 def contents(state: Iterable[Any], with_versions: bool = True) -> list[Any]:

@@ -50,6 +50,19 @@ def test_the_function_of_a_whole_step(golden):
     golden("training_step/function", steady_stage("executable"))
 
 
+def test_the_graph_with_early_updates(golden):
+    function, state = two_layers()
+    step = aotgrad.train_step(function, state, backend="eager", keep_gradients=False)
+    step(torch.ones(2, 4), torch.ones(2, 1)), step(torch.ones(2, 4), torch.ones(2, 1))
+    parts = [
+        "# Without gradients that are kept, each parameter is updated when its gradient is ready.",
+        textwrap.dedent(inspect.getsource(two_layers)),
+        "--- joint ---",
+        text(step.plans()[-1].executable.joint),
+    ]
+    golden("training_step/early_updates", "\n\n".join(part.rstrip("\n") for part in parts) + "\n")
+
+
 def scaled_step():
     model = nn.Linear(4, 1, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)

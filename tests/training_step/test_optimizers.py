@@ -46,6 +46,12 @@ def test_a_configuration(kind, settings):
     assert_trains_like_eager(lambda: training_with(kind, settings), batches(5), plans=2)
 
 
+@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
+@pytest.mark.parametrize(("kind", "settings"), [*configurations()])
+def test_a_configuration_with_early_updates(kind, settings):
+    assert_trains_like_eager(lambda: training_with(kind, settings), batches(3), keep_gradients=False)
+
+
 def test_a_threshold_of_the_step_count_makes_one_plan_more():
     assert_trains_like_eager(lambda: training_with(torch.optim.RAdam, {}), batches(12), plans=3)
 

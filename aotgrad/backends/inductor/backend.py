@@ -22,6 +22,7 @@ from aotgrad.backends.base import Artefact, Artefacts, checked_arity, example_in
 from aotgrad.backends.closed_over import bind_tensors, closed_over_tensors, lift_closed_over
 from aotgrad.backends.copies import keep_returned_copies
 from aotgrad.backends.corrected import CORRECTIONS, amend_inductor, corrected_decompositions, rewrite
+from aotgrad.backends.early_writes import write_early_updates
 from aotgrad.backends.floats import replace_floats
 from aotgrad.backends.generator_inputs import (
     BackwardWithClones,
@@ -41,6 +42,7 @@ from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.slots import Gradient, IntermediateBase, Saved, SlotSignature, UserOutput
+from aotgrad.telemetry.code_version import code_version
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
-        apart = torch_compat.inductor_cache_tag(repr((job.strides, *CORRECTIONS)))
+        apart = torch_compat.inductor_cache_tag(repr((job.strides, code_version(), *CORRECTIONS)))
         settings = {**job.configuration, **apart, **kept_order(module.graph)}
         with self.context(module, **settings), lift_closed_over(module):
             (output,) = module.graph.find_nodes(op="output")
@@ -174,7 +176,8 @@ class InductorBackend:
             torch_compat.call_in_inductor({node.target for node in module.graph.nodes})
             if any(map(op_table.uses_random_state, module.graph.nodes)):
                 torch_compat.disable_cudagraphs(shared.settings)
-            with compile_kernels_together(), amend_inductor():
+            early_writes = torch_compat.around_post_grad_passes(write_early_updates)
+            with compile_kernels_together(), amend_inductor(), early_writes:
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 
     def _compile_piece(self, job: Job, piece: fx.GraphModule) -> Callable:

@@ -221,6 +221,12 @@ def inductor_config(mode: str, /, **settings: Any) -> Iterator[None]:
         yield
 
 
+def fusions_that_save(count: int) -> dict[str, Any]:
+    """Settings with which Inductor fuses kernels only where that saves so many bytes of traffic."""
+    name = "score_fusion_memory_threshold"
+    return {name: count} if is_inductor_setting(name) else {}
+
+
 def inductor_cache_tag(text: str) -> dict[str, Any]:
     """Settings that make Inductor's cache distinguish equal graphs by `text`."""
     from torch._inductor import config

@@ -118,15 +118,16 @@ def _writes_to_a_converted_view(node: fx.Node) -> bool:
 def _reads_what_it_writes(node: fx.Node) -> bool:
     """Whether an op on a list, or an indexed write, would read elements that it has written to.
 
-    Also true for ops on complex lists, because Inductor cannot generate code for their writes in place.
+    Also true for complex numbers: Inductor has no code for such writes to lists. It calls torch's op for an indexed one, and
+    does not know then that the result is the target, which a later write changes.
     """
-    if node.target in _WRITES_TO_CHOSEN_ELEMENTS:
-        return _is_read_from(node.args[:1], _nodes_in(node.args[1:]), of=None)
-    if not _is_on_lists(node):
+    if not (is_indexed := node.target in _WRITES_TO_CHOSEN_ELEMENTS) and not _is_on_lists(node):
         return False
-    targets: Any = node.args[0]
+    targets = _nodes_in(node.args[:1])
     if any(target.meta["val"].is_complex() for target in targets):
         return True
+    if is_indexed:
+        return _is_read_from(targets, _nodes_in(node.args[1:]), of=None)
     return any(_is_read_from(targets, _nodes_in(_at(k, node.args[1:])), of=target) for k, target in enumerate(targets))
 
 

@@ -63,6 +63,11 @@ def test_cudagraphs_are_disabled_for_all_graphs_that_share_settings():
     assert not settings["cudagraphs"]
 
 
+def test_how_much_a_fusion_must_save_is_a_setting():
+    ((name, count),) = compat.fusions_that_save(64).items()
+    assert count == 64 and compat.why_no_inductor_setting(name, count) is None
+
+
 @inductor
 def test_equal_graphs_are_apart_in_inductors_cache():
     """For example if only one's results are visible to a user, which is not part of the key."""

@@ -33,6 +33,15 @@ def adds_flipped(x, y, swapped):
     return x.copy_(result)
 
 
+@pytest.mark.parametrize(("dtype", "in_place"), [(torch.float32, True), (torch.complex64, False)])
+def test_indexed_writes_of_complex_numbers_are_not_made_in_place(dtype, in_place: bool) -> None:
+    args = torch.ones(3, dtype=dtype), torch.ones(3, dtype=dtype), torch.tensor([1, 0])
+    graph: fx.Graph = make_fx(writes_to_a_part, tracing_mode="fake")(*args).graph
+    with compat.check_reads_of_targets():
+        reinplace.reinplace_inplaceable_ops_core(graph)
+    assert ("aten.index_put_.default" in {str(node.target) for node in graph.nodes}) == in_place
+
+
 @pytest.mark.parametrize(
     ("function", "in_place"),
     [(writes_to_a_part, True), (writes_over_what_it_reads, False), (adds_decayed, True), (adds_flipped, False)],

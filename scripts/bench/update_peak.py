@@ -1,0 +1,86 @@
+"""Measure the peak memory of training steps whose gradients are freed one by one.
+
+    python scripts/bench/update_peak.py --markdown
+
+A step is forward, backward and the update by AdamW, after which gradients are `None`. Peaks are those of the CPU's
+allocator, above what is allocated before the step. Compiled parts are a compiled model with an eager optimizer.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from memory import most_allocated
+from tabulate import tabulate
+from timing import add_threads, environment
+from torch import nn
+
+import aotgrad
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from examples.gpt import GPT, GPTConfig
+
+
+def mlp() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    layers = (nn.Sequential(nn.Linear(256, 256), nn.GELU()) for _ in range(8))
+    return nn.Sequential(*layers), (torch.randn(32, 256),)
+
+
+def gpt() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    words, targets = torch.randint(256, (2, 2, 64))
+    return GPT(GPTConfig(layers=4, width=256)), (words, targets)
+
+
+MODELS = {"MLP of 8 layers, 32 rows": mlp, "GPT of 4 layers, 128 tokens": gpt}
+BACKENDS = {"train_step, eager halves": "eager", "train_step, Inductor": "inductor"}
+SIDES = ("eager", "compiled parts", *BACKENDS)
+
+
+def step_of(side: str, make: Callable) -> tuple[Callable, tuple[torch.Tensor, ...]]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, inputs = make()
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    forward = torch.compile(model) if side == "compiled parts" else model
+
+    def step(*args: torch.Tensor) -> torch.Tensor:
+        loss = forward(*args).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    if side in BACKENDS:
+        step = aotgrad.train_step(step, [model, optimizer], keep_gradients=False, backend=BACKENDS[side])
+    return step, inputs
+
+
+def steady_peak(step: Callable, inputs: tuple[torch.Tensor, ...]) -> int:
+    """The first one makes the optimizer's state."""
+    for _ in range(2):
+        step(*inputs)
+    return most_allocated(lambda: step(*inputs))
+
+
+def row(name: str) -> list[str]:
+    peaks = {side: steady_peak(*step_of(side, MODELS[name])) for side in SIDES}
+    ratios = (f"{peaks[side] / peaks['compiled parts']:.2f}" for side in BACKENDS)
+    return [name, *(f"{peak / 1e6:.2f}" for peak in peaks.values()), *ratios]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--markdown", action="store_true", help="print a table for a document")
+    add_threads(parser)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    headers = ["peak (MB)", *SIDES, *(f"{side} / compiled parts" for side in BACKENDS)]
+    tablefmt = "github" if arguments.markdown else "simple"
+    print(f"{environment()}\n")
+    print(tabulate(map(row, MODELS), headers, tablefmt, disable_numparse=True, colalign=["left", *["right"] * 6]))
+
+
+if __name__ == "__main__":
+    main()
