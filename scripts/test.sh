@@ -6,15 +6,15 @@ source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
 use_environment test,emulated
 cd "$repository"
 
-# The workers share the cores; more threads in each would only get in each other's way. A third runs while others wait.
+# Two workers share the cores; more threads in each would only get in each other's way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 
 if "$PYTHON" -m ruff --version >/dev/null 2>&1; then
     "$PYTHON" -m ruff check .
 fi
-"$PYTHON" -m pytest -n 3 "$@"
+"$PYTHON" -m pytest -n 2 "$@"
 
 if [ $# = 0 ] && [ "$(uname)" = Linux ]; then
     mapfile -t selection < <("$PYTHON" -m tests.emulated_cuda.selection)
-    AOTGRAD_TEST_DEVICE=emulated "$PYTHON" -m pytest -n 3 "${selection[@]}"
+    AOTGRAD_TEST_DEVICE=emulated "$PYTHON" -m pytest -n 2 "${selection[@]}"
 fi
