@@ -45,7 +45,8 @@ REFUSALS = (
     ),
     Refusal(
         Change.has_gained_a_gradient,
-        "input {} gets a gradient accumulated, by a `backward()` inside; use torch.autograd.grad and return the gradient; "
+        "input {} gets a gradient accumulated, by a `backward()` inside; use torch.autograd.grad and return the gradient, "
+        "or list the input in the state of aotgrad.train_step; "
         "do this outside of the compiled function",
     ),
     Refusal(
