@@ -24,6 +24,7 @@ import torch.fx as fx
 from aotgrad import passes, torch_compat
 from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
+from aotgrad.backends.eager import EAGER
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.garbage import collection_paused
 from aotgrad.capture.kernels import reject_kernels_in_shared_memory
@@ -168,6 +169,7 @@ class Source:
         known: values that the function would compute and arguments hold already.
         values: answers what the function asks about the values of `args`.
         repeated: the inputs of an earlier trace that this one repeats; `args` and `hints` are empty then.
+        serves_one_call: whether the plan will never be used again; asked after the trace.
     """
 
     function: FlatFunction
@@ -176,6 +178,7 @@ class Source:
     known: passes.KnownValues | None = None
     values: ValueReads | None = None
     repeated: tuple[FakeTensorMode, CallingConvention] | None = None
+    serves_one_call: Callable[[], bool] = lambda: False
 
     def inputs(self) -> tuple[FakeTensorMode, CallingConvention]:
         """The inputs of the trace, and the mode of their fakes."""
@@ -187,6 +190,10 @@ class Source:
     def sharing(self, meta: ViewAndMutationMeta) -> MemorySharing | None:
         """How arguments share memory with those that the function mutates; `None` where the inputs tell it already."""
         return None if self.repeated is not None else MemorySharing.of(self.args, meta.inputs)
+
+    def compiler_of_trace(self, compiler: Compiler) -> Compiler:
+        """The compiler of what was traced: for one call, it is not worth the time to fuse ops."""
+        return replace(compiler, backend=EAGER) if compiler.backend.fuses and self.serves_one_call() else compiler
 
 
 @dataclass(frozen=True)
@@ -268,6 +275,7 @@ def compile(source: Source, compiler: Compiler) -> Stages:
             small = SmallGraph(capture, meta, ops, compiler.min_graph_ops)
             observe("small graph", small)
             return small
+        compiler = source.compiler_of_trace(compiler)
         joint = build_joint(capture, meta, compiler.options.grad_segments)
         joint = run_joint_passes(joint, source, compiler, observe)
         observe("joint", joint)

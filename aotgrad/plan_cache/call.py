@@ -47,6 +47,7 @@ class Call(NamedTuple):
         known: tensors that hold values which the function would compute; determined by `state`.
         level: the lowest level at which the trace gets answers about values.
         shares_guarded: whether its plan takes values from its guard, which has computed them.
+        serves_one_call: whether its plan will never be used again; asked after the trace.
         key: the `current_key` before a trace, which may change objects among the constants; empty on a hit.
     """
 
@@ -57,6 +58,7 @@ class Call(NamedTuple):
     known: passes.KnownValues | None = None
     level: Level = Level.NONE
     shares_guarded: bool = False
+    serves_one_call: Callable[[], bool] = lambda: False
     key: tuple = ()
 
     @property

@@ -63,7 +63,7 @@ def compile_plan(
     compiler = compiler.for_call(tensors)
     assumptions = Assumptions.of(call, compiler, earlier, dedupe)
     while True:
-        source = assumptions.source(function, tensors, known)
+        source = assumptions.source(function, tensors, known, call.serves_one_call)
         try:
             stages = pipeline.compile(source, compiler)
             break
@@ -112,9 +112,15 @@ class Assumptions:
         level = None if compiler.lower is None else max(levels, default=call.level)
         return cls(dedupe.enter(hints_of(call, compiler, earlier)), level, call.shares_guarded)
 
-    def source(self, function: FlatCall, tensors: Sequence[torch.Tensor], known: passes.KnownValues | None) -> Source:
+    def source(
+        self,
+        function: FlatCall,
+        tensors: Sequence[torch.Tensor],
+        known: passes.KnownValues | None,
+        serves_one_call: Callable[[], bool],
+    ) -> Source:
         values = None if self.level is None else ValueReads(self.level, tensors, self.shares_guarded)
-        return Source(function, tensors, self.hints, known, values)
+        return Source(function, tensors, self.hints, known, values, serves_one_call=serves_one_call)
 
     def after(self, error: Exception, failed: Source) -> Assumptions | None:
         """The next stricter ones after a trace that raised; `None` if they would not help.

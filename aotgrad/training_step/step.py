@@ -94,7 +94,15 @@ class TrainStep(BoundFunction):
         arguments, fuses = StepArguments.after(found, args, kwargs), self.cache.compiler.backend.fuses
         traced = TracedStep(self.function, self.state, torch.is_grad_enabled(), self.keep_gradients, fuses)
         ambient = AmbientState(traced.run_eagerly, traced.key_of(found), lambda: traced.key_of(self.state.read()))
-        return Call(traced, arguments, len(found.tensors), ambient, level=Level.GUARD, shares_guarded=True)
+        return Call(
+            traced,
+            arguments,
+            len(found.tensors),
+            ambient,
+            level=Level.GUARD,
+            shares_guarded=True,
+            serves_one_call=traced.creates_state,
+        )
 
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
         return self.call_on(self.state.read(), args, kwargs)

@@ -7,7 +7,7 @@ and what the state holds afterwards that it did not hold before. Changes in plac
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import torch
@@ -63,6 +63,7 @@ class TracedStep:
         grad_mode: the mode of the call.
         keep_gradients: whether gradients stay after the step.
         fuses: whether the backend fuses ops.
+        new_entries: of optimizers' states, noted while the function is traced.
     """
 
     function: Callable
@@ -70,6 +71,11 @@ class TracedStep:
     grad_mode: bool
     keep_gradients: bool
     fuses: bool
+    new_entries: set[Hashable] = field(default_factory=set, compare=False)
+
+    def creates_state(self) -> bool:
+        """Whether the traced step is one that an optimizer takes once: it makes entries of its state."""
+        return bool(self.new_entries)
 
     def __call__(
         self,
@@ -92,7 +98,9 @@ class TracedStep:
                 returned = self.run(*pairs.inside((args, kwargs)))
             reject_pending(self.state.scalers)
             reject_gradients(torch_compat.closed_over_in_trace(), (args, kwargs), self.function)
-            changes = PythonSide.of(self.state, found).since(before)
+            after = PythonSide.of(self.state, found)
+            self.new_entries.update(after.entries.keys() - before.entries.keys())
+            changes = after.since(before)
             results = pairs.outside(Results(returned=returned, **self.checked(changes)), (args, kwargs))
         for lifted in self.state.modules:
             check_keeps_no_traced(lifted.module)
