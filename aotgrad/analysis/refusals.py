@@ -46,8 +46,7 @@ REFUSALS = (
     Refusal(
         Change.has_gained_a_gradient,
         "input {} gets a gradient accumulated, by a `backward()` inside; use torch.autograd.grad and return the gradient, "
-        "or list the input in the state of aotgrad.train_step; "
-        "do this outside of the compiled function",
+        "or list the input in the state of aotgrad.train_step; do this outside of the compiled function",
     ),
     Refusal(
         Change.is_of_a_view_of_a_leaf,

@@ -18,7 +18,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.backends.buffer_reuse import same_type
 from aotgrad.graph import op_table
-from aotgrad.graph.memory_owners import memory_owners, writes_at_end
+from aotgrad.graph.memory_owners import memory_owners, readers_of_memory, writes_at_end
 
 Location = tuple[fx.Node, str, int]
 """An op, and an argument that its variant in place writes to: the name, and the position if that is a list."""
@@ -73,11 +73,7 @@ class LastReads:
         nodes = list(graph.nodes)
         self.position = {node: k for k, node in enumerate(nodes)}
         self.owners = memory_owners(nodes)
-        self.readers: dict[fx.Node, list[fx.Node]] = {}
-        for node in nodes:
-            if self.owners[node] is node:  # views are read where they are used
-                for owner in {self.owners[source] for source in node.all_input_nodes}:
-                    self.readers.setdefault(owner, []).append(node)
+        self.readers = readers_of_memory(self.owners)
 
     def ends_at(self, value: fx.Node, op: fx.Node, ignored: Collection[fx.Node]) -> bool:
         """Whether no node reads a value after an op does, and the op reads it once; `ignored` may."""

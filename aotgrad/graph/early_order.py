@@ -1,6 +1,6 @@
 """The order of a program in which blocks of ops run as soon as what they need is there. There is no torch in it.
 
-    early_order("abcxyz", {"x": "a", "y": "x", "z": "b"}, ["xy"], small=())          a x y b c z
+    early_order("abcxyz", {"x": "a", "y": "x", "z": "b"}, [Block("xy")], small=())       a x y b c z
 
 The other ops keep their order. Small ones, which take no memory worth mentioning, run earlier where a block needs them.
 """
@@ -35,14 +35,12 @@ def early_order(
     """
     order: dict[AnyOp, None] = {}
     ready: list[Block] = []
-    missing: dict[int, int] = {}
-    waiting: dict[AnyOp, list[Block]] = {}
+    waiting: dict[AnyOp, list[tuple[Block, set[AnyOp]]]] = {}
     for block in blocks:
         needed = {operand for member in block.members for operand in operands.get(member, ())}
         needed = needed.union(block.after).difference(block.members, small)
-        missing[id(block)] = len(needed)
         for op in needed:
-            waiting.setdefault(op, []).append(block)
+            waiting.setdefault(op, []).append((block, needed))
 
     def run(op: AnyOp) -> None:
         if op in order:
@@ -50,9 +48,9 @@ def early_order(
         for operand in operands.get(op, ()):
             run(operand)
         order[op] = None
-        for block in waiting.get(op, ()):
-            missing[id(block)] -= 1
-            if not missing[id(block)]:
+        for block, needed in waiting.get(op, ()):
+            needed.remove(op)
+            if not needed:
                 ready.append(block)
 
     for op in ops:

@@ -9,7 +9,7 @@ passes introduce writes in place, whose results lie in the memory written to: `o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -40,6 +40,20 @@ def memory_owners(nodes: Iterable[fx.Node], separate: Collection[fx.Node] = ()) 
         viewed = None if node in separate else viewed_node(node)
         owners[node] = node if viewed is None else owners[viewed]
     return owners
+
+
+def readers_of_memory(owners: Mapping[fx.Node, fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """The nodes that read the memory of each owner, in order; views are read where they are used.
+
+    Args:
+        owners: of nodes in order, see `memory_owners`.
+    """
+    readers: dict[fx.Node, list[fx.Node]] = {}
+    for node in owners:
+        if owners[node] is node:
+            for owner in {owners[source] for source in node.all_input_nodes}:
+                readers.setdefault(owner, []).append(node)
+    return readers
 
 
 def writes_at_end(graph: fx.Graph) -> list[fx.Node]:

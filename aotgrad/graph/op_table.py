@@ -410,6 +410,7 @@ LISTWISE = ("aten._foreach_", "aten._fused_")
 """Prefixes of ops that compute each tensor of their lists by itself."""
 
 
+@functools.cache
 def is_listwise(target: Any) -> bool:
     """Whether the op computes each tensor of its lists by itself, and writes to none."""
     return op_name(target).startswith(LISTWISE) and in_place_variant(target) is not None

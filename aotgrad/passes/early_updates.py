@@ -9,7 +9,6 @@ lists become one for each tensor, since a list is complete only when its last te
 
 from __future__ import annotations
 
-import collections
 import operator
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import torch.utils._pytree as pytree
 
 from aotgrad.graph import op_table
 from aotgrad.graph.early_order import Block, early_order
-from aotgrad.graph.memory_owners import memory_owners
+from aotgrad.graph.memory_owners import memory_owners, readers_of_memory
 from aotgrad.passes.base import AnyGraph
 from aotgrad.slots import Primal, SlotSignature, UpdatedInput
 
@@ -99,14 +98,11 @@ def updated_inputs(graph: fx.Graph, signature: SlotSignature) -> dict[fx.Node, f
 
 def updates(nodes: Sequence[fx.Node], end: fx.Node, updated: Mapping[fx.Node, fx.Node]) -> Iterator[Block]:
     """The updates of inputs. They run after all else that reads these inputs, so that they can run in place."""
-    owners, readers = memory_owners(nodes), collections.defaultdict[fx.Node, list[fx.Node]](list)
-    for node in nodes:
-        for owner in {owners[source] for source in node.all_input_nodes}:
-            readers[owner].append(node)
+    readers = readers_of_memory(memory_owners(nodes))
     place = {node: k for k, node in enumerate(nodes)}
     for family in families(nodes, end, updated.keys()):
         targets = [target for value, target in updated.items() if value in family]
-        after = {reader for target in targets for reader in readers[target]} - family
+        after = {reader for target in targets for reader in readers.get(target, ())} - family
         yield Block(sorted(family, key=place.__getitem__), after)
 
 

@@ -48,7 +48,8 @@ def train_step(
     Args:
         fn: takes pytrees of tensors. It may call models, `backward()`, `clip_grad_norm_`, `zero_grad()`, `step()`, ...
         state: the modules, optimizers and tensors that `fn` changes; lists and dictionaries of them, too.
-        keep_gradients: `False`: every `.grad` is `None` after a step, so that the graph frees a gradient at its last use.
+        keep_gradients: `False`: every `.grad` is `None` after a step. Each parameter is updated when its gradient is ready,
+            and the gradient is freed then.
         backend: a registered name, a backend, or a compiler of one graph.
         options: see `aotgrad.Options`; `keep_input_mutations` is on.
 

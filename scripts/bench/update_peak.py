@@ -39,6 +39,7 @@ SIDES = ("eager", "compiled parts", *BACKENDS)
 
 
 def step_of(side: str, make: Callable) -> tuple[Callable, tuple[torch.Tensor, ...]]:
+    """A step of one side, and its inputs."""
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, inputs = make()
@@ -58,7 +59,7 @@ def step_of(side: str, make: Callable) -> tuple[Callable, tuple[torch.Tensor, ..
 
 
 def steady_peak(step: Callable, inputs: tuple[torch.Tensor, ...]) -> int:
-    """The first one makes the optimizer's state."""
+    """The peak of a step once the optimizer has its state."""
     for _ in range(2):
         step(*inputs)
     return most_allocated(lambda: step(*inputs))

@@ -30,6 +30,9 @@ REJECTIONS = (CaptureError, HigherOrderError)
 TOLD_BY_DYNAMO = "\nfrom user code:\n"
 """What Dynamo adds to the text of an error that an op raises while it traces."""
 
+TOLD_BY_INTERPRETERS = "\n\nWhile executing %"
+"""What an interpreter of a graph, such as Inductor's, adds to the text of an error that an op raises."""
+
 MOST_LINES = 12
 """How many differences of one step are told."""
 
@@ -166,11 +169,10 @@ def check_right(actual: Step, eager: Callable, round: Round, position: int, wher
 def unwrapped(step: Step, wanted: Step) -> Step:
     """A step without Dynamo's wrapper of errors: aotgrad's error, or eager's if a compiler raises where eager does."""
     error: Exception | None = step.error
-    is_backends = isinstance(error, BackendCompilerFailed)
     if isinstance(error, BackendCompilerFailed):
         error = error.inner_exception
     is_compilers = isinstance(error, (TorchDynamoException, OperatorIssue)) or TOLD_BY_DYNAMO in str(error)
-    is_compilers |= is_backends and not isinstance(error, AOTGradError)
+    is_compilers |= TOLD_BY_INTERPRETERS in str(error) and not isinstance(error, AOTGradError)
     return replace(step, error=wanted.error if is_compilers and wanted.error is not None else error)
 
 

@@ -107,6 +107,9 @@ ALIKE = {
     "a copy of complex numbers between an indexed write and another one": program(
         "p0.index_fill_(0, torch.tensor([0]), 2)\nv = p0.clone()\np0.add_(1)", "v", "x = tensor(4, dtype=torch.complex64)"
     ),
+    "an op that has no kernel for whole numbers": program(
+        "v, w = p0.tensor_split(2)\nw.lerp_(v, 0.5)", "v", "x = tensor(4, dtype=torch.int64)"
+    ),
     "a complex number added to a real one": program("p0.add_(p1)", "p0", f"{DATA}\n{COMPLEX}", call="x, y"),
     "a complex product added to a real one": program("p0.addcmul_(p1, p1)", "p0", f"{DATA}\n{COMPLEX}", call="x, y"),
     "an argument that a backward which raises does not lead to": program(

@@ -39,13 +39,15 @@ class Training:
     called: Callable[[Callable], Callable] = lambda step: step
 
 
-def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable:
-    """A step of the usual kind, which returns the loss."""
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, max_norm: float | None = None) -> Callable:
+    """A step of the usual kind, which returns the loss; with `max_norm`, it clips gradients."""
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
         return loss
 

@@ -33,10 +33,8 @@ def peak_of_a_step(make_optimizer, backend: str, keep_gradients: bool, clips: bo
         optimizer.step()
         return loss
 
-    compiled, x = (
-        aotgrad.train_step(step, [model, optimizer], keep_gradients=keep_gradients, backend=backend),
-        torch.ones(8, WIDTH),
-    )
+    compiled = aotgrad.train_step(step, [model, optimizer], keep_gradients=keep_gradients, backend=backend)
+    x = torch.ones(8, WIDTH)
     compiled(x)
     return most_allocated(lambda: compiled(x))
 
@@ -67,16 +65,7 @@ def test_clipping_by_the_norm_needs_all_gradients() -> None:
 def clipped() -> Training:
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
-        return loss
-
-    return Training(step, [model, optimizer])
+    return Training(plain_step(model, optimizer, max_norm=0.1), [model, optimizer])
 
 
 def updated_twice() -> Training:

@@ -29,17 +29,17 @@ def two_layers():
     return step, [model, optimizer]
 
 
-def steady_stage(name: str) -> str:
+def steady_stage(name: str, title: str = "The second step of a two-layer model.", keep_gradients: bool = True) -> str:
     """A stage of the second step, which finds the optimizer's state."""
     function, state = two_layers()
-    step = aotgrad.train_step(function, state, backend="eager")
+    step = aotgrad.train_step(function, state, backend="eager", keep_gradients=keep_gradients)
     x, y = torch.ones(2, 4), torch.ones(2, 1)
     step(x, y)
     with record_stages() as stages:
         step(x, y)
     (found,) = [stage.text for stage in stages if stage.name == name]
     source = textwrap.dedent(inspect.getsource(two_layers))
-    return f"# The second step of a two-layer model.\n\n{source}\n--- {name} ---\n\n{found}\n"
+    return f"# {title}\n\n{source}\n--- {name} ---\n\n{found}\n"
 
 
 def test_the_graph_of_a_whole_step(golden):
@@ -51,16 +51,8 @@ def test_the_function_of_a_whole_step(golden):
 
 
 def test_the_graph_with_early_updates(golden):
-    function, state = two_layers()
-    step = aotgrad.train_step(function, state, backend="eager", keep_gradients=False)
-    step(torch.ones(2, 4), torch.ones(2, 1)), step(torch.ones(2, 4), torch.ones(2, 1))
-    parts = [
-        "# Without gradients that are kept, each parameter is updated when its gradient is ready.",
-        textwrap.dedent(inspect.getsource(two_layers)),
-        "--- joint ---",
-        text(step.plans()[-1].executable.joint),
-    ]
-    golden("training_step/early_updates", "\n\n".join(part.rstrip("\n") for part in parts) + "\n")
+    title = "Without gradients that are kept, each parameter is updated when its gradient is ready."
+    golden("training_step/early_updates", steady_stage("joint", title, keep_gradients=False))
 
 
 def scaled_step():

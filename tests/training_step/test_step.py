@@ -8,7 +8,7 @@ from torch import nn
 
 import aotgrad
 from aotgrad.errors import CaptureError
-from tests.training_step.comparing import Training, assert_trains_like_eager, batches, build
+from tests.training_step.comparing import Training, assert_trains_like_eager, batches, build, plain_step
 
 both = pytest.mark.parametrize("backend", ["eager", "inductor"])
 
@@ -18,15 +18,8 @@ def mlp() -> nn.Module:
 
 
 def training(model: nn.Module, optimizer: torch.optim.Optimizer, **more) -> Training:
-    def step(x, y):
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return {"loss": loss, "rows": len(x)}
-
-    return Training(step, [model, optimizer], **more)
+    once = plain_step(model, optimizer, max_norm=1.0)
+    return Training(lambda x, y: {"loss": once(x, y), "rows": len(x)}, [model, optimizer], **more)
 
 
 def with_adamw() -> Training:

@@ -176,6 +176,7 @@ class InductorBackend:
             torch_compat.call_in_inductor({node.target for node in module.graph.nodes})
             if any(map(op_table.uses_random_state, module.graph.nodes)):
                 torch_compat.disable_cudagraphs(shared.settings)
+            # Last, since corrections look for writes at the end.
             early_writes = torch_compat.around_post_grad_passes(write_early_updates)
             with compile_kernels_together(), amend_inductor(), early_writes:
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
