@@ -13,10 +13,11 @@ import argparse
 import copy
 import functools
 import gc
-import itertools
 import statistics
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -25,15 +26,16 @@ from partition_models import Block, ResidualMLP, Transformer, UNet
 from tabulate import tabulate
 from timing import add_threads, now
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 from aotgrad import pipeline
 from aotgrad.ir import JointGraph, Partition
 from aotgrad.partition import Objective, partition
 from aotgrad.partition.graphs import analyze_joint
 from aotgrad.partition.liveness import simulate
 from aotgrad.partition.program import program_of
+from examples import peak_bytes
 
 BUDGETS: dict[str, dict[str, Any]] = {
     "no budget": {},
@@ -137,18 +139,8 @@ def peak_of(model: nn.Module, inputs: tuple[Tensor, ...]) -> int:
     """The most bytes allocated at any moment of a step, above what was allocated before it, without gradients."""
     step(model, inputs)
     model.zero_grad(set_to_none=True)  # now: the profiler does not count frees of memory whose allocation it did not record
-    return most_allocated(lambda: step(model, inputs))
-
-
-def most_allocated(run: Callable[[], object]) -> int:
-    """The most bytes that a call has allocated at any moment."""
     gc.collect()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        run()
-    recorded: Any = profiler.profiler
-    events = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]
-    changes = [event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())]
-    return max(itertools.accumulate(changes), default=0)
+    return peak_bytes.measure(lambda: step(model, inputs)).peak_bytes
 
 
 def cpu_seconds(steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from memory import most_allocated
 from tabulate import tabulate
 from timing import add_threads, environment
 from torch import nn
@@ -21,6 +20,7 @@ import aotgrad
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from examples.gpt import GPT, GPTConfig
+from examples.peak_bytes import measure
 
 
 def mlp() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
@@ -62,7 +62,7 @@ def steady_peak(step: Callable, inputs: tuple[torch.Tensor, ...]) -> int:
     """The peak of a step once the optimizer has its state."""
     for _ in range(2):
         step(*inputs)
-    return most_allocated(lambda: step(*inputs))
+    return measure(lambda: step(*inputs)).peak_bytes
 
 
 def row(name: str) -> list[str]:
