@@ -202,15 +202,25 @@ class Checked:
     """A program that is right if it ends: the C library stops it after a write past a block of memory.
 
     It runs with vectors of AVX2, where the error occurs. Its argument is the correction to leave out.
+
+    Attributes:
+        op: a program that calls torch's op as Inductor does. It ends where the op is right, which depends on the processor.
     """
 
     program: str
+    op: str
 
     def is_right(self) -> bool:
-        missing = corrected.CORRECTIONS.keys() ^ CASES.keys()
+        return self.ends(self.program, *(corrected.CORRECTIONS.keys() ^ CASES.keys()))
+
+    def is_shown_here(self) -> bool:
+        """Whether torch's op is wrong on this machine."""
+        return not self.ends(self.op)
+
+    def ends(self, program: str, *arguments: str) -> bool:
         checks = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3"}
         settings = {"ONEDNN_MAX_CPU_ISA": "AVX2", "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-c", self.program, *missing]
+        command = [sys.executable, "-c", program, *arguments]
         return subprocess.run(command, env={**os.environ, **checks, **settings}, capture_output=True).returncode == 0
 
 
@@ -225,6 +235,16 @@ model = nn.Sequential(nn.Conv2d(4, 4, 3, padding=1), nn.Tanh(), nn.Conv2d(4, 8, 
 compiled = torch.compile(model, backend="aotgrad", options={"min_graph_ops": 0, "cache": False})
 for _ in range(20):
     compiled(torch.randn(4, 4, 8, 8)).sum().backward()
+"""
+
+DIFFERENTIATE_A_CONVOLUTION = """
+import torch
+from torch import nn
+
+images = torch.randn(4, 4, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
+convolution = nn.Conv2d(4, 8, 1, stride=2, bias=False).to(memory_format=torch.channels_last)
+for _ in range(20):
+    convolution(images).sum().backward()
 """
 
 
@@ -274,7 +294,7 @@ CASES = {
         lambda: (torch.tensor(1.0, requires_grad=True), torch.tensor(1j, requires_grad=True)),
         show=requires_grad_under_no_grad,
     ),
-    "strided convolutions of few channels": Checked(TRAIN_A_CONVOLUTION),
+    "strided convolutions of few channels": Checked(TRAIN_A_CONVOLUTION, op=DIFFERENTIATE_A_CONVOLUTION),
     "folded constants that are expanded": Case(ones_summed, lambda: (torch.ones(3, 4),)),
     "writes over what they read": Case(add_swapped, lambda: (torch.tensor([1.0, 10.0, 100.0]),)),
     "results and writes that share memory": Case(
@@ -370,4 +390,7 @@ def test_a_correction_is_needed(name: str, monkeypatch) -> None:
     """If this fails, torch has fixed the error: remove the correction."""
     others = {other: correction for other, correction in corrected.CORRECTIONS.items() if other != name}
     monkeypatch.setattr(corrected, "CORRECTIONS", others)
-    assert not CASES[name].is_right()
+    case = CASES[name]
+    if isinstance(case, Checked) and not case.is_shown_here():
+        pytest.skip("torch's op is right on this processor")
+    assert not case.is_right()
