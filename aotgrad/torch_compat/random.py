@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
-from torch._higher_order_ops.utils import autograd_not_implemented, register_fake
+from torch._higher_order_ops.utils import autograd_not_implemented
 from torch._ops import HigherOrderOperator
 from torch._prims.rng_prims import graphsafe_run_with_rng_state
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 RANDOM_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 """The size of a generator's state, for device types whose state can be set."""
@@ -168,23 +169,37 @@ def _philox_draw(seed: torch.Tensor, offset: torch.Tensor, op: Any, *args: Any, 
         return op(*args, **kwargs), torch.tensor(clone.get_offset(), dtype=torch.int64, device="cpu")
 
 
-@register_fake(draw_and_record, skip_cache=True)
+def _computes_fakes(op: HigherOrderOperator) -> Callable[[Callable], Callable]:
+    """The decorated function computes the fake results of an op. They are not cached: newer torches cache those of others."""
+
+    def register(compute: Callable) -> Callable:
+        @op.py_impl(FakeTensorMode)
+        def _(mode: FakeTensorMode, *args: Any, **kwargs: Any) -> Any:
+            with mode:
+                return compute(*args, **kwargs)
+
+        return compute
+
+    return register
+
+
+@_computes_fakes(draw_and_record)
 def _draw_and_record_fake(op: Any, *args: Any, **kwargs: Any) -> Any:
     size = RANDOM_STATE_BYTES[_drawing_device(args, kwargs).type]
     return torch.empty(size, dtype=torch.uint8, device="cpu"), op(*args, **kwargs)
 
 
-@register_fake(draw_again, skip_cache=True)
+@_computes_fakes(draw_again)
 def _draw_again_fake(state: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
 
-@register_fake(draw_and_note, skip_cache=True)
+@_computes_fakes(draw_and_note)
 def _draw_and_note_fake(op: Any, *args: Any, rng_state: torch.Generator, **kwargs: Any) -> Any:
     return op(*args, **kwargs)
 
 
-@register_fake(philox_draw, skip_cache=True)
+@_computes_fakes(philox_draw)
 def _philox_draw_fake(seed: torch.Tensor, offset: torch.Tensor, op: Any, *args: Any, **kwargs: Any) -> Any:
     return op(*args, **kwargs), torch.empty((), dtype=torch.int64, device="cpu")
 

@@ -1,7 +1,8 @@
 """Part 3: times and memory of training steps: eager, torch's own Inductor, and aotgrad, in turns in one process.
 
-Milliseconds of a step are medians, measured by CUDA events. Host time is the time until a step has been submitted. The gates
-are `STEP_GATE` and `PEAK_GATE` over torch's Inductor, and `PREDICTION_GATE` for the predicted peak of a memory budget.
+Milliseconds of a step are medians, measured by CUDA events. Host time is the time until a step has been submitted. Cases
+compile side by side, so that a first step takes longer than alone; then they measure one at a time (`device.turn`). The
+gates are `STEP_GATE` and `PEAK_GATE` over torch's Inductor, and `PREDICTION_GATE` for the predicted peak of a memory budget.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from case import Case, Need, Outcome
+from device import turn
 from torch import Tensor, nn
 
 import aotgrad
@@ -169,7 +171,7 @@ def first_order(run: Callable, inputs: Sequence[Any], wanted: Sequence[Tensor]) 
 
 def second_order(run: Callable, inputs: Sequence[Any], wanted: Sequence[Tensor]) -> None:
     (forces,) = torch.autograd.grad(run(*inputs), inputs[0], create_graph=True)
-    torch.autograd.grad(forces.square().sum(), wanted)
+    torch.autograd.grad(forces.square().sum(), wanted, allow_unused=True)  # the last bias moves no force
 
 
 @dataclass(frozen=True)
@@ -223,21 +225,34 @@ def measure(workload: Workload, ways: Mapping[str, Compile], take: Step) -> dict
     torch.manual_seed(0)
     function, inputs, wanted = workload.build()
     steps, first = {}, {}
-    for name, compile in ways.items():
-        run = partial(take, compile(function), inputs, wanted)
-        with contextlib.suppress(RuntimeError) if name == "Inductor" else contextlib.nullcontext():  # no second derivatives
-            first[name] = first_step(run)
-            steps[name] = run
-    for run in steps.values():
-        for _ in range(WARM_UP):
-            run()
-    memory = {name: peaks(run) for name, run in steps.items()}
+    with turn(alone=False):
+        for name, compile in ways.items():
+            run = partial(take, compile(function), inputs, wanted)
+            with contextlib.suppress(*raised_by(name)):
+                first[name] = first_step(run)
+                steps[name] = run
+        torch.cuda.empty_cache()
+    with turn(alone=True):
+        for run in steps.values():
+            for _ in range(WARM_UP):
+                run()
+        memory = {name: peaks(run) for name, run in steps.items()}
+        medians = medians_in_turns(steps)
+    return {name: Measured(step, host, first[name], *memory[name]) for name, (step, host) in medians.items()}
+
+
+def raised_by(name: str) -> Sequence[type[Exception]]:
+    """What a way of running a workload may raise: torch's Inductor takes no second derivatives."""
+    return [RuntimeError] if name == "Inductor" else []
+
+
+def medians_in_turns(steps: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]:
+    """The median of each column of `sample`, of each step; steps are run in turns."""
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, run in steps.items():
             samples[name].append(sample(run))
-    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in samples.items()}
-    return {name: Measured(step, host, first[name], *memory[name]) for name, (step, host) in medians.items()}
+    return {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in samples.items()}
 
 
 def figures_of(found: Mapping[str, Measured], items: int) -> dict[str, str]:
@@ -275,14 +290,15 @@ def budget_point(budget: float) -> Outcome:
     steps = {"aotgrad": partial(first_order, with_aotgrad(options, function), arguments, wanted)}
     functorch_config.activation_memory_budget = budget
     steps["Inductor"] = partial(first_order, with_inductor(None, function), arguments, wanted)
-    shown = {}
-    for name, run in steps.items():
-        for _ in range(3):
-            run()
-        allocated, _ = peaks(run)
-        milliseconds = statistics.median(sample(run)[0] for _ in range(5))
-        shown[name] = f"{milliseconds:.2f} ms / peak {allocated / 2**20:.0f} MiB,"
-    return Outcome((), shown)
+    with turn(alone=False):
+        for run in steps.values():
+            first_step(run)
+        torch.cuda.empty_cache()
+    with turn(alone=True):
+        memory = {name: peaks(run)[0] for name, run in steps.items()}
+        medians = medians_in_turns(steps)
+    found = {name: f"{medians[name][0]:.2f} ms / peak {memory[name] / 2**20:.0f} MiB," for name in steps}
+    return Outcome((), found)
 
 
 def predicted_peak() -> Outcome:
@@ -313,23 +329,25 @@ def predicted_peak() -> Outcome:
 # --- Cases -----------------------------------------------------------------------------------------------------------
 
 TOKENS = 8 * 1024
+SECONDS = 400
+"""The time limit of a case, which waits for the others."""
 NEEDS = frozenset({Need.GPU, Need.TRITON})
 
 
 def case(
     name: str, workload: Workload, ways: Mapping[str, Compile] = PLAIN, step: Step = first_order, gates_memory: bool = True
 ) -> Case:
-    return Case(name, partial(compare, workload, ways, step, gates_memory), 300, NEEDS, alone=True)
+    return Case(name, partial(compare, workload, ways, step, gates_memory), SECONDS, NEEDS)
 
 
 CASES: Sequence[Case] = [
-    *(case(f"{ops} ops", Workload(partial(chain, ops)), gates_memory=False) for ops in (2, 8, 32)),
-    *(case(f"{ops} ops, CUDA graphs", Workload(partial(chain, ops)), GRAPHED, gates_memory=False) for ops in (2, 8, 32)),
-    Case("predicted peak of a memory budget", predicted_peak, 120, frozenset({Need.GPU}), alone=True),
     case("GPT-2 124M, bfloat16", Workload(partial(gpt2, True), "high", TOKENS)),
     case("ResNet-50, channels last, bfloat16", Workload(resnet50, "high", 64)),
-    case("GPT-2 124M, TF32", Workload(partial(gpt2, False), "high", TOKENS)),
-    case("force field with forces", Workload(force_field), step=second_order),
     case("GPT-2 124M, bfloat16, CUDA graphs", Workload(partial(gpt2, True), "high", TOKENS), GRAPHED, gates_memory=False),
-    *(Case(f"memory budget {budget}", partial(budget_point, budget), 200, NEEDS, alone=True) for budget in (0.8, 0.5, 0.2)),
+    case("GPT-2 124M, TF32", Workload(partial(gpt2, False), "high", TOKENS)),
+    *(Case(f"memory budget {budget}", partial(budget_point, budget), SECONDS, NEEDS) for budget in (0.8, 0.5, 0.2)),
+    case("force field with forces", Workload(force_field), step=second_order),
+    *(case(f"{ops} ops", Workload(partial(chain, ops)), gates_memory=False) for ops in (2, 8, 32)),
+    *(case(f"{ops} ops, CUDA graphs", Workload(partial(chain, ops)), GRAPHED, gates_memory=False) for ops in (2, 8, 32)),
+    Case("predicted peak of a memory budget", predicted_peak, SECONDS, frozenset({Need.GPU})),
 ]

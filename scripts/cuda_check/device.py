@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import importlib.util
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +37,14 @@ def load() -> None:
         from tests.emulated_cuda import device as emulated
 
         emulated.load()
+
+
+@contextlib.contextmanager
+def turn(alone: bool) -> Iterator[None]:
+    """Inside, no other process measures; with `alone`, none compiles either. Cases that measure start side by side."""
+    with open(Path(tempfile.gettempdir()) / f"aotgrad_cuda_check_{os.getuid()}.lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 def missing() -> Iterator[Need]:
