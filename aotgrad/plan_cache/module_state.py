@@ -33,10 +33,11 @@ from aotgrad.torch_compat import fx_traceback
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
 TABLES = ("_parameters", "_buffers")
-# Not part of the state: read above, irrelevant for the forward, or derived from parameters (recurrent modules).
-SKIPPED = frozenset({*HOOKS, *HOOK_FLAGS, *TABLES, "_modules", "_non_persistent_buffers_set", "_flat_weights"})
-SKIPPED |= {"_flat_weight_refs", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks"}
-SKIPPED |= {"_load_state_dict_post_hooks", "meta"}
+FLAT_WEIGHTS = ("_flat_weights", "_flat_weight_refs")
+"""What recurrent layers derive from their parameters."""
+# Not part of the state: read above, irrelevant for the forward, or derived.
+SKIPPED = frozenset({*HOOKS, *HOOK_FLAGS, *TABLES, *FLAT_WEIGHTS, "_modules", "_non_persistent_buffers_set", "meta"})
+SKIPPED |= {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
 
 
 @dataclass(frozen=True)
@@ -326,7 +327,8 @@ class LiftedModule:
         self.swaps += 1
         try:
             put(slots, tensors)
-            yield
+            with kept_flat_weights(self.module):
+                yield
         finally:
             put(slots, before)
             self.swaps += 1
@@ -350,6 +352,21 @@ class TracedGraph(fx.Interpreter):
 def put(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
     for slot, tensor in zip(slots, tensors, strict=True):
         slot.table[slot.key] = tensor
+
+
+@contextlib.contextmanager
+def kept_flat_weights(module: nn.Module) -> Iterator[None]:
+    """Inside, recurrent layers do not flatten their weights, which reads addresses on a GPU; then they have their own again."""
+    recurrent = [part.__dict__ for part in module.modules() if isinstance(part, nn.RNNBase)]
+    before = [{name: table[name] for name in FLAT_WEIGHTS} for table in recurrent]
+    for table in recurrent:
+        table["flatten_parameters"] = lambda: None
+    try:
+        yield
+    finally:
+        for table, kept in zip(recurrent, before, strict=True):
+            del table["flatten_parameters"]
+            table.update(kept)
 
 
 def check_not_reassigned(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:

@@ -170,7 +170,7 @@ def _philox_draw(seed: torch.Tensor, offset: torch.Tensor, op: Any, *args: Any, 
 
 
 def _computes_fakes(op: HigherOrderOperator) -> Callable[[Callable], Callable]:
-    """The decorated function computes the fake results of an op. They are not cached: newer torches cache those of others."""
+    """The decorated function computes the fake results of an op, which are not cached."""
 
     def register(compute: Callable) -> Callable:
         @op.py_impl(FakeTensorMode)

@@ -301,25 +301,36 @@ def budget_point(budget: float) -> Outcome:
     return Outcome((), found)
 
 
+class Loss(nn.Module):
+    """The mean square of what a model returns."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Tensor) -> Tensor:
+        return self.model(batch).square().mean()
+
+
 def predicted_peak() -> Outcome:
     """The peaks that `memory_frontier` predicts, over what is held anyway, and those measured with eager halves."""
     torch.manual_seed(0)
     width, layers = 1024, 8
-    model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers))).cuda()
+    model = Loss(nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(layers)))).cuda()
     batch, parameters = torch.randn(8192, width, device="cuda"), list(model.parameters())
     frontier = aotgrad.memory_frontier(model, batch)
     problems, shown = [], {}
-    for budget, point in ((None, frontier.default), *((p.saved_bytes, p) for p in frontier.points[1::2][:3])):
+    for budget, point in ((None, frontier.default), *((point.saved_bytes, point) for point in frontier.points[1:4])):
         compiled = aotgrad.aot_module(model, "eager", options={"memory_budget": budget})
 
         def step(run: Callable = compiled) -> None:
-            torch.autograd.grad(run(batch).sum(), parameters)
+            torch.autograd.grad(run(batch), parameters)
 
         step()
         gc.collect()
         held = torch.cuda.memory_allocated()
         measured = peaks(step)[0] - held
-        name = f"{point.saved_bytes / 2**20:.0f} MiB saved:"
+        name = f"{'no budget' if budget is None else f'{budget / 2**20:.0f} MiB saved'}:"
         shown[name] = f"predicted {point.peak_bytes / 2**20:.1f}, measured {measured / 2**20:.1f} MiB"
         if abs(point.peak_bytes - measured) > PREDICTION_GATE * measured:
             problems.append(f"{name} the predicted peak is off by {abs(point.peak_bytes / measured - 1):.1%}")

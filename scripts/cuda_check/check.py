@@ -51,6 +51,7 @@ def run_here(part: int, name: str, output: str) -> None:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
     device.load()
+    device.register_backends()
     case = next(case for case in cases_of(part) if case.name == name)
     try:
         outcome = case.run()

@@ -15,6 +15,7 @@ from typing import Any
 import device
 import regressions
 import torch
+import torch._inductor.config as inductor_config
 from case import Case, Outcome
 from programs import PROGRAMS, Built, Observations, Program
 from torch import Tensor, nn
@@ -106,6 +107,7 @@ def tolerance(observations: Observations) -> float:
 def compare(name: str, with_inductor: bool) -> Outcome:
     """Compare a program, compiled in each way, with its float64 run, beside eager and torch's own Inductor."""
     program = PROGRAMS[name]
+    inductor_config.fallback_random = True  # eager's random numbers
     eager = observed(program, fresh(program))
     oracle = observed(program, in_double(fresh(program))) if program.has_oracle else eager
     errors = {"eager": error(oracle, eager)[0]}

@@ -39,6 +39,17 @@ def load() -> None:
         emulated.load()
 
 
+def register_backends() -> None:
+    """Tell Dynamo aotgrad's backends, which an installed package does by its entry points."""
+    import torch._dynamo
+
+    from aotgrad.frontends import dynamo
+
+    for name, compile in {"aotgrad": dynamo.inductor, "aotgrad_eager": dynamo.eager}.items():
+        if name not in torch._dynamo.list_backends(exclude_tags=()):
+            torch._dynamo.register_backend(compile, name=name)
+
+
 @contextlib.contextmanager
 def turn(alone: bool) -> Iterator[None]:
     """Inside, no other process measures; with `alone`, none compiles either. Cases that measure start side by side."""

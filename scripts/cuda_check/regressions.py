@@ -197,8 +197,8 @@ import sys
 sys.path.insert(0, {folder!r})
 import device
 device.load()
-import torch, aotgrad
-from aotgrad.telemetry.counters import counters
+device.register_backends()
+import torch
 x = torch.ones(3, device="cuda", requires_grad=True)
 f = torch.compile(lambda x: (x * torch.tensor([1.0, 2.0, 3.0], device="cuda")).sin(), backend="aotgrad_eager")
 f(x).sum().backward()

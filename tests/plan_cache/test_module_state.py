@@ -291,6 +291,26 @@ def test_a_recurrent_module_has_one_plan():
     assert len(compiled.plans()) == 1
 
 
+class FlattensAsOnAGPU(nn.LSTM):
+    """Reads the addresses of its weights, as `flatten_parameters` does where cuDNN runs."""
+
+    flattened = 0
+
+    def flatten_parameters(self):
+        self.flattened += 1
+        assert all(weight.data_ptr() for weight in self._flat_weights)
+
+
+def test_a_recurrent_module_flattens_no_traced_weights():
+    model, x = FlattensAsOnAGPU(2, 3), torch.randn(4, 1, 2)
+    before = model.flattened
+    weights, _ = model._flat_weights, model(x)
+    result, (hidden, cell) = aotgrad.aot_module(model, aotgrad.nop)(x)
+    expected, (expected_hidden, expected_cell) = model(x)
+    torch.testing.assert_close((result, hidden, cell), (expected, expected_hidden, expected_cell))
+    assert model._flat_weights is weights and model.flattened == before
+
+
 def test_train_and_eval_have_plans_of_their_own():
     module = aotgrad.aot_module(nn.Dropout(1.0), aotgrad.nop)
     x = torch.ones(2)
