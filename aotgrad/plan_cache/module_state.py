@@ -356,7 +356,7 @@ def put(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
 
 @contextlib.contextmanager
 def kept_flat_weights(module: nn.Module) -> Iterator[None]:
-    """Inside, recurrent layers do not flatten their weights, which reads addresses on a GPU; then they have their own again."""
+    """Inside, recurrent layers do not flatten their weights, which reads addresses on a GPU. Then they have their own."""
     recurrent = [part.__dict__ for part in module.modules() if isinstance(part, nn.RNNBase)]
     before = [{name: table[name] for name in FLAT_WEIGHTS} for table in recurrent]
     for table in recurrent:
