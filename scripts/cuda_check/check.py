@@ -57,7 +57,7 @@ def run_here(part: int, name: str, output: str) -> None:
         outcome = case.run()
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)
-        outcome = Outcome([f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:400]])
+        outcome = Outcome([f"{type(error).__name__}: {' '.join(str(error).split())}"[:400]])
     print(MARK + json.dumps({"problems": list(outcome.problems), "figures": dict(outcome.figures)}), flush=True)
     os._exit(0)  # threads of a case that hangs must not keep the process
 
