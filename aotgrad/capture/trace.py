@@ -156,7 +156,7 @@ class Trace:
         written = torch_compat.count_of_writes(self._functional_mode)
         result = run(region, *args, **settings)
         made = itertools.takewhile(lambda node: node is not last, reversed(self.graph.nodes))
-        draws = not settings.get("preserve_rng_state", True) and any(op_table.is_random(node.target) for node in made)
+        draws = not settings.get("preserve_rng_state", True) and any(op_table.draws(node) for node in made)
         writes = torch_compat.count_of_writes(self._functional_mode) > written
         inside = frozenset(each.region for each in self._kept[begun:])
         self._kept.append(KeptRegion(region, tensors, draws, writes, inside))

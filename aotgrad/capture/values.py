@@ -287,8 +287,8 @@ class Prologue:
             return []
         before = list(itertools.takewhile(lambda each: each is not node, self._recorder.graph.nodes))
         needed = set(inputs_of([node], self._copies))
-        if any(op_table.is_random(each.target) for each in needed):
-            needed = set(inputs_of([node, *(each for each in before if op_table.is_random(each.target))], self._copies))
+        if any(op_table.draws(each) for each in needed):
+            needed = set(inputs_of([node, *(each for each in before if op_table.draws(each))], self._copies))
         return [each for each in (*before, node) if each in needed]
 
     def _copy(self, node: fx.Node) -> fx.Node:
@@ -319,7 +319,7 @@ class Prologue:
             stack.enter_context(torch_compat.bare_evaluation())
             stack.enter_context(torch_compat.below_autograd())
             stack.enter_context(torch_compat.no_python_dispatcher())
-            if op_table.is_random(node.target):
+            if op_table.draws(node):
                 stack.enter_context(self._draw())
             assert callable(node.target)
             self._values[node] = node.target(*args, **kwargs)
@@ -328,7 +328,7 @@ class Prologue:
     @property
     def draws(self) -> bool:
         """Whether random numbers are drawn."""
-        return any(op_table.is_random(node.target) for node in self.graph.nodes)
+        return any(op_table.draws(node) for node in self.graph.nodes)
 
     def finish(self) -> tuple[fx.GraphModule, tuple[str, ...], tuple[int, ...]]:
         """End the graph. Returns it as a module, the names of its first results, and the arguments that it needs."""
@@ -427,7 +427,7 @@ def reject_unrepeatable(node: fx.Node, root: torch.nn.Module) -> None:
     if isinstance(part, fx.GraphModule):
         for each in part.graph.nodes:
             reject_unrepeatable(each, part)
-            if op_table.is_random(each.target):
+            if op_table.draws(each):
                 raise CaptureError(f"{NOT_REPEATABLE}: {each.target} draws random numbers, at {line_of(each)}")
     if torch_compat.is_effect_wrapper(node.target) or op_table.has_effect(node.target):
         raise CaptureError(f"{NOT_REPEATABLE}: {node.target} has an effect, at {line_of(node)}")

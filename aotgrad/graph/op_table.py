@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -280,9 +281,21 @@ def draws_by_size(target: Any) -> bool:
 
 
 def draws(node: fx.Node) -> bool:
-    """Whether a node draws random numbers, also through `draw_and_record`."""
-    op: Any = node.args[0] if node.target is torch_compat.draw_and_record else node.target
-    return node.op == "call_function" and is_random(op)
+    """Whether a node draws random numbers, also through `draw_and_record`. Attention without dropout draws none."""
+    if node.op != "call_function":
+        return False
+    recorded = node.target is torch_compat.draw_and_record
+    op: Any = node.args[0] if recorded else node.target
+    return is_random(op) and _dropout_of(op, node.args[1:] if recorded else node.args, node.kwargs) != 0
+
+
+def _dropout_of(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The argument `dropout_p` of a call; `None` if the op has none."""
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name == "dropout_p":
+            passed = args[position] if position < len(args) else argument.default_value
+            return kwargs.get("dropout_p", passed)
+    return None
 
 
 def uses_random_state(node: fx.Node) -> bool:

@@ -645,7 +645,7 @@ def _reject_new_draws(capture: Capture, tangents: Sequence[torch.Tensor]) -> Non
     for node in capture.trace.graph.nodes:
         if dependent.intersection(node.all_input_nodes):
             dependent.add(node)
-        elif is_of_another_op(node) and op_table.is_random(node.target) and "draw" not in node.meta:
+        elif is_of_another_op(node) and op_table.draws(node) and "draw" not in node.meta:
             raise CaptureError(
                 f"{node.target} draws random numbers while gradients are computed, for what the forward has saved (a "
                 "saved-tensor hook that draws?); do this outside of the compiled function"

@@ -269,7 +269,7 @@ class Effects:
     def note_draws(self, region: Region) -> bool:
         """Whether the recomputed region drew other random numbers than in the forward; marks these draws."""
         made = itertools.takewhile(lambda each: each is not self.last, reversed(self.capture.trace.graph.nodes))
-        drawn = [node for node in made if not region.keeps_state and op_table.is_random(node.target)]
+        drawn = [node for node in made if not region.keeps_state and op_table.draws(node)]
         for node in drawn:
             node.meta["own_backward"] = True
         return bool(drawn)
@@ -277,7 +277,7 @@ class Effects:
     def has_drawn(self) -> bool:
         """Whether the running node, of a custom function, drew random numbers itself."""
         made = itertools.takewhile(lambda each: each is not self.last, reversed(self.capture.trace.graph.nodes))
-        return any(each.meta.get("own_backward") and op_table.is_random(each.target) for each in made)
+        return any(each.meta.get("own_backward") and op_table.draws(each) for each in made)
 
     def target(self, node: Any, storage: int, seen: Seen) -> int | fx.Node | None:
         """The memory that `node` wrote; `None` if it is private."""

@@ -138,7 +138,7 @@ def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node, rules: Rules) ->
     name = op_table.short_name(node.target)
     if op_table.has_effect(node.target):
         return f"{name} has effects, so it runs once"
-    if op_table.is_random(node.target):
+    if op_table.draws(node):
         may_rerun = rules.random and random_state.can_record(node)
         return None if may_rerun else f"{name} would draw other random numbers the second time"
     if op_table.is_opaque(node.target):
@@ -158,6 +158,6 @@ def _reason_to_recompute(analysis: JointAnalysis, node: fx.Node) -> str:
     if op_table.is_symbolic_value(node):
         return "arithmetic on sizes"
     name = op_table.short_name(node.target)
-    if op_table.is_random(node.target):
+    if op_table.draws(node):
         return f"{name} redraws the same numbers from the recorded state"
     return f"{name} is cheap" if op_table.is_cheap(node.target) else f"result of {name}"

@@ -50,7 +50,7 @@ def split(analysis: JointAnalysis, decision: Decision, collectives_first: bool =
     kept = {node: decision.saved[node] for node in analysis.in_order(decision.saved) if node in needed}
     kept = {**kept, **sizes_to_bind(analysis, kept)}
     sizes = sizes_to_read(analysis, kept)
-    states = [node for node in analysis.in_order(decision.recomputed) if op_table.is_random(node.target) and node in needed]
+    states = [node for node in analysis.in_order(decision.recomputed) if op_table.draws(node) and node in needed]
     crossing = [crossing_of(analysis, node, decision) for node in analysis.in_order(kept)]
     crossing += [Crossing(node, Saved(random_state.state_name(node)), is_state=True) for node in states]
     crossing += sizes

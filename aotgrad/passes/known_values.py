@@ -113,7 +113,7 @@ def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Sequence[int]) -
         if node.op == "placeholder":
             key = ("input", next(placeholders, key))
         elif node.op == "call_function":
-            is_random = op_table.is_random(node.target)
+            is_random = op_table.draws(node)
             random_ops += is_random
             call = call_key(node, lambda argument: found[argument.name])
             key = key if call is None else (call, random_ops if is_random else None)

@@ -276,7 +276,7 @@ class CapturedFunction:
             HigherOrderError: names the op.
         """
         for node in self.joint.module.graph.nodes:
-            if node.meta.get("autograd_backward") and op_table.is_random(node.target):
+            if node.meta.get("autograd_backward") and op_table.draws(node):
                 raise HigherOrderError(
                     f"the backward of the compiled function draws random numbers ({op_table.short_name(node.target)}), and "
                     "a gradient of a gradient would draw others; compute this outside of the compiled function"

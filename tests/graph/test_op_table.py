@@ -7,7 +7,9 @@ import operator
 import pytest
 import torch
 import torch._inductor.inductor_prims  # some of the ops that the tables name
+import torch.fx as fx
 
+from aotgrad import torch_compat
 from aotgrad.graph import op_table
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -38,6 +40,20 @@ def test_views(target, expected):
 )
 def test_random_ops_run_once_and_are_never_cheap(target):
     assert op_table.is_random(target) and op_table.runs_once(target) and not op_table.is_cheap(target)
+
+
+@pytest.mark.parametrize(
+    ("dropout", "draws"), [((), False), ((0.0,), False), ((0.1,), True)], ids=["by default", "none", "some"]
+)
+def test_attention_draws_only_for_dropout(dropout, draws):
+    graph = fx.Graph()
+    q, k, v = map(graph.placeholder, "qkv")
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert op_table.is_random(op)
+    assert op_table.draws(graph.call_function(op, (q, k, v, *dropout))) is draws
+    recorded = graph.call_function(torch_compat.draw_and_record, (op, q, k, v), {"dropout_p": 0.1} if draws else {})
+    assert op_table.draws(recorded) is draws
+    assert not op_table.draws(q)
 
 
 def test_a_random_op_with_the_pointwise_tag_is_not_cheap():

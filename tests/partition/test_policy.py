@@ -15,6 +15,15 @@ def verdicts(fn, *inputs, **kwargs):
     return {node.name: judge(analysis, node) for node in values}
 
 
+def test_attention_without_dropout_is_recomputed_without_a_state():
+    def attend(q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q.sin(), k, v).sin().sum()
+
+    given = verdicts(attend, *(grad(1, 2, 4, 8) for _ in range(3)))
+    (reason,) = (verdict.reason for name, verdict in given.items() if name.startswith("_scaled_dot_product"))
+    assert "random" not in reason and "state" not in reason
+
+
 def test_reasons():
     given = verdicts(lambda x, w: torch.dropout((x @ w).sin(), 0.5, True).sum(), grad(2, 3), grad(3, 4))
     text = {name: f"{verdict.choice.value}: {verdict.reason}" for name, verdict in given.items()}
