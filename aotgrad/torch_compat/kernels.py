@@ -23,12 +23,13 @@ no_python_dispatcher = torch._C._DisablePythonDispatcher
 def symbolic_kernels() -> Iterator[None]:
     """Inside, composite ops use their Python kernels, which keep symbolic sizes and draw random numbers as eager does.
 
-    Kernels that differ from eager are replaced: two in whether they return an alias, some in how they round, and some that
-    do not write to `out` under a dispatch mode.
+    Kernels that differ from eager are replaced: two in whether they return an alias, one in shapes, some in how they round,
+    and some that do not write to `out` under a dispatch mode.
     """
     with (
         replace_kernels(torch.ops.aten.dropout.default, eager_dropout),
         replace_kernels(torch.ops.aten.matmul.default, eager_matmul),
+        replace_kernels(torch.ops.aten.lstm.input, lstm_with_eager_shapes),
         contextlib.ExitStack() as stack,
     ):
         for op in DECOMPOSED_OTHERWISE:
@@ -160,6 +161,13 @@ def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor
             torch.autograd.graph.increment_version(result)
         return result
     return torch.ops.aten.matmul.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, one, other)
+
+
+def lstm_with_eager_shapes(python_kernel: Callable, input: torch.Tensor, states: Sequence[torch.Tensor], *args: Any) -> Any:
+    """The last states have the shapes of the first ones; torch 2.11 gives them one dimension more."""
+    result, *last = python_kernel(input, states, *args)
+    pairs = zip(last, states, strict=True)
+    return result, *(after if after.dim() == before.dim() else after.reshape(before.shape) for after, before in pairs)
 
 
 def eager_op(op: torch._ops.OpOverload, python_kernel: Callable, *args: Any, **kwargs: Any) -> Any:

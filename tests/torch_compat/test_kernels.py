@@ -39,6 +39,17 @@ def test_a_product_of_known_sizes_is_no_view(fake_mode):
         assert compat.eager_matmul(lambda x, _: x[1:], unknown, unknown)._base is None
 
 
+def test_the_last_states_of_an_lstm_have_the_shapes_of_the_first_ones():
+    states = [torch.ones(2, 4, 3), torch.ones(2, 4, 5)]
+
+    def with_one_dimension_more(input, states, *args):
+        return input, *(state.unsqueeze(1) for state in states)
+
+    for kernel in (with_one_dimension_more, lambda input, states, *args: (input, *states)):
+        result = compat.lstm_with_eager_shapes(kernel, torch.ones(1), states, "other arguments")
+        assert [each.shape for each in result] == [(1,), (2, 4, 3), (2, 4, 5)]
+
+
 def test_replaced_kernels_are_back_after_an_error(fake_mode):
     kernels = dict(aten.dropout.default.py_kernels)
     with pytest.raises(ZeroDivisionError), compat.replace_kernels(aten.dropout.default, lambda *_: 1 / 0):

@@ -92,7 +92,7 @@ class InductorBackend:
                 module = torch_compat.inductor_joint_passes(joint.module)
             rewrite(module.graph)
             give_backward_own_seeds(module.graph)
-            if torch_compat.inductor_uses_cudagraphs() and takes_symbolic_sizes(module.graph):
+            if torch_compat.inductor_uses_cudagraphs() and not may_take_clones(module.graph):
                 draw_once(module.graph)
             module.recompile()  # Inductor's cache uses the code as the key
             return replace(joint, module=module)
@@ -260,8 +260,10 @@ def takes_clones(half: GraphHalf, shared: Shared) -> bool:
     return shared.cudagraphs and any(map(op_table.uses_random_state, graph.nodes)) and not must_be_cut(graph)
 
 
-def takes_symbolic_sizes(graph: fx.Graph) -> bool:
-    return any(torch_compat.has_symbols(node.meta.get("val")) for node in graph.find_nodes(op="placeholder"))
+def may_take_clones(graph: fx.Graph) -> bool:
+    """Whether CUDA graphs of the halves may draw from clones of generators: how far a draw moves one depends on sizes."""
+    sizes = any(torch_compat.has_symbols(node.meta.get("val")) for node in graph.find_nodes(op="placeholder"))
+    return not sizes and torch_compat.inductor_takes_generators()
 
 
 def input_names(forward: GraphHalf, inputs: frozenset[int]) -> frozenset[str]:

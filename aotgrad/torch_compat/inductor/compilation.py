@@ -275,14 +275,23 @@ def stable_text(value: Any) -> str:
 
 
 def inductor_dump(compiled: Any) -> bytes | None:
-    """A compiled graph of Inductor as bytes; `None` if Inductor cannot serialize it."""
+    """A compiled graph of Inductor as bytes; `None` if Inductor cannot serialize it.
+
+    A graph that Inductor has loaded from its own cache holds kernels ready to launch on a GPU, which have no bytes.
+    """
     from torch._inductor.output_code import CompiledFxGraph
 
-    if type(compiled) is not CompiledFxGraph:
+    if type(compiled) is not CompiledFxGraph or holds_launchers(compiled):
         return None
     stored = copy.copy(compiled)
     stored.prepare_for_serialization()
     return pickle.dumps(stored)
+
+
+def holds_launchers(compiled: Any) -> bool:
+    """Whether kernels stored with a compiled graph are loaded onto a GPU."""
+    autotuners = getattr(getattr(compiled, "_triton_bundle", None), "static_autotuners", None) or ()
+    return any(each.kernel.launchers for each in autotuners)
 
 
 def inductor_module(compiled: Any) -> types.ModuleType | None:
@@ -344,6 +353,14 @@ def inductor_uses_cudagraphs() -> bool:
     from torch._inductor import config
 
     return bool(config.triton.cudagraphs)
+
+
+@functools.cache
+def inductor_takes_generators() -> bool:
+    """Whether any op of Inductor's graphs may read a generator that is an input; torch 2.11 knows one such op."""
+    from torch._inductor.graph import GraphLowering
+
+    return "graphsafe_run_with_rng_state" not in inspect.getsource(GraphLowering.placeholder)
 
 
 def inductor_graph_settings(cudagraphs: bool) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import types
 
@@ -119,6 +120,27 @@ def test_a_mode_configures_inductor(fake_mode):
     with compat.inductor_context(fake_mode, "reduce-overhead"):
         assert compat.inductor_uses_cudagraphs()
     assert not compat.inductor_uses_cudagraphs()
+
+
+@inductor
+def test_whether_any_op_may_read_a_generator():
+    from torch._inductor.graph import GraphLowering
+
+    source = inspect.getsource(GraphLowering.placeholder)
+    assert "Generator" in source and compat.inductor_takes_generators() is ("graphsafe_run" not in source)
+
+
+@inductor
+def test_a_graph_that_holds_launchers_is_not_stored():
+    from torch._inductor.output_code import CompiledFxGraph
+
+    made = object.__new__(CompiledFxGraph)
+    made.compiled_fn_runner = None
+    loaded = types.SimpleNamespace(kernel=types.SimpleNamespace(launchers=[len]))
+    made._triton_bundle = types.SimpleNamespace(kernel_artifacts=[], static_autotuners=[loaded])
+    assert compat.holds_launchers(made) and compat.inductor_dump(made) is None
+    loaded.kernel.launchers.clear()
+    assert not compat.holds_launchers(made)
 
 
 @inductor
