@@ -27,7 +27,7 @@ class Measured:
 
 def measure(run: Callable[[], object]) -> Measured:
     """Profile one run. Generated kernels are seen if `torch._inductor.config.cpp.enable_kernel_profile` was on."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         run()
     recorded: Any = profiler.profiler
     changes = [event for event in recorded.kineto_results.events() if event.name() == "[memory]"]

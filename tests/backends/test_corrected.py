@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._inductor.sizevars import stride_at_vec_range
+from torch._inductor.codegen.cpp import stride_at_vec_range
 from torch._inductor.utils import fresh_cache
 
 import aotgrad
