@@ -30,10 +30,10 @@ import torch.distributed as dist
 STARTED_WITH = ["aotgrad.api", "torch._inductor.compile_fx", "torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
 """Imported once, by the process that ranks are forked from."""
 
-SECONDS = 100
+SECONDS = 240
 """The limit of a run. A collective waits shorter, and then says which one it is."""
 
-SECONDS_OF_A_COLLECTIVE = 60
+SECONDS_OF_A_COLLECTIVE = 200
 SECONDS_AFTER_AN_ERROR = 2
 
 
