@@ -30,5 +30,5 @@ def give_backward_own_seeds(graph: fx.Graph) -> None:
 def draw_once(graph: fx.Graph) -> None:
     """Let the backward save what random ops draw on a GPU: a replayed CUDA graph cannot tell the state of a generator."""
     for node in graph.nodes:
-        if op_table.is_random(node.target) and op_table.drawing_device(node).type == "cuda":
+        if op_table.draws(node) and op_table.drawing_device(node).type == "cuda":
             node.meta["draws_once"] = True

@@ -156,8 +156,7 @@ def _needed_values(analysis: JointAnalysis) -> list[fx.Node]:
 
 
 def _state_bytes(node: fx.Node, verdict: Verdict) -> int:
-    is_random = op_table.draws(node)
-    return random_state.state_bytes(node) if is_random and verdict.recomputable else 0
+    return random_state.state_bytes(node) if op_table.draws(node) and verdict.recomputable else 0
 
 
 # --- Times -----------------------------------------------------------------------------------------------------------

@@ -128,9 +128,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--only", default="", metavar="TEXT", help="only cases with this in their names")
     parser.add_argument("--emulated", action="store_true", help="on the emulated device")
     parser.add_argument("--out", type=Path, metavar="FILE", help="the report (default: printed at the end)")
-    parser.add_argument(
-        "--jobs", type=int, default=max(1, (os.cpu_count() or 1) // 2), help="processes (default: %(default)s)"
-    )
+    parser.add_argument("--jobs", type=int, default=JOBS, help="processes (default: %(default)s)")
     return parser.parse_args()
 
 

@@ -119,15 +119,16 @@ def compare(name: str, with_inductor: bool) -> Outcome:
     if with_inductor:
         errors["torch's Inductor"] = peers_error(program, oracle)
     limit = max(allowed, 2 * errors.get("torch's Inductor", 0.0))
-    ways = {**EAGER_HALVES, **(INDUCTOR_HALVES if with_inductor else {})}
+    ways, notes = {**EAGER_HALVES, **(INDUCTOR_HALVES if with_inductor else {})}, {}
     if not is_right_behind_dynamo(program, oracle):
         ways = {way: compile for way, compile in ways.items() if way not in BEHIND_DYNAMO}
+        notes = dict.fromkeys(BEHIND_DYNAMO, "left out: Dynamo fails")
     for way, compile in ways.items():
         torch._dynamo.reset()
         errors[way], place = error(oracle, observed(program, fresh(program), compile))
         if errors[way] > (allowed if way in EAGER_HALVES else limit):
             problems.append(f"{way}: {place} differs by {errors[way]:.1e}")
-    return Outcome(problems, {way: f"{value:.0e}" for way, value in errors.items()})
+    return Outcome(problems, {**{way: f"{value:.0e}" for way, value in errors.items()}, **notes})
 
 
 def is_right_behind_dynamo(program: Program, oracle: Observations) -> bool:

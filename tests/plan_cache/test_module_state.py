@@ -301,11 +301,12 @@ class FlattensAsOnAGPU(nn.LSTM):
         assert all(weight.data_ptr() for weight in self._flat_weights)
 
 
-def test_a_recurrent_module_flattens_no_traced_weights():
-    model, x = FlattensAsOnAGPU(2, 3), torch.randn(4, 1, 2)
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_recurrent_module_flattens_no_traced_weights(backend):
+    model, x = FlattensAsOnAGPU(2, 3), torch.randn(4, 1, 2, requires_grad=True)
     before = model.flattened
     weights, _ = model._flat_weights, model(x)
-    result, (hidden, cell) = aotgrad.aot_module(model, aotgrad.nop)(x)
+    result, (hidden, cell) = aotgrad.aot_module(model, backend)(x)
     expected, (expected_hidden, expected_cell) = model(x)
     torch.testing.assert_close((result, hidden, cell), (expected, expected_hidden, expected_cell))
     assert model._flat_weights is weights and model.flattened == before
