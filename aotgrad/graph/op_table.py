@@ -280,6 +280,17 @@ def draws_by_size(target: Any) -> bool:
     return op_name(target) in DRAWN_BY_SIZE
 
 
+DRAWN_TOGETHER = frozenset({"aten.multinomial", "aten.randperm", "aten._sample_dirichlet"})
+
+
+@functools.cache
+def draws_each(target: Any) -> bool:
+    """Whether a random op draws each element by itself, so that it fuses. Attention and recurrent layers do more."""
+    if not is_random(target) or op_name(target) in DRAWN_TOGETHER:
+        return False
+    return not any(argument.name in ("dropout", "dropout_p") for argument in target._schema.arguments)
+
+
 def draws(node: fx.Node) -> bool:
     """Whether a node draws random numbers, also through `draw_and_record`. Attention without dropout draws none."""
     if node.op != "call_function":

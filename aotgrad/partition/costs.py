@@ -132,9 +132,18 @@ def bytes_read(node: fx.Node) -> int:
 # --- Time ------------------------------------------------------------------------------------------------------------
 
 
+COUNTED_AS = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": "_scaled_dot_product_flash_attention",
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": "_scaled_dot_product_flash_attention_backward",
+}
+"""Contractions that PyTorch's table of FLOP formulas lacks, and an op of `aten` with the same formula."""
+
+
 def flops(node: fx.Node) -> int:
     """Floating point operations of a contraction (matrix product, convolution, attention); 0 for other ops."""
-    formula = flop_registry.get(getattr(node.target, "overloadpacket", node.target))
+    same = COUNTED_AS.get(op_table.op_name(node.target))
+    packet = getattr(torch.ops.aten, same) if same else getattr(node.target, "overloadpacket", node.target)
+    formula = flop_registry.get(packet)
     if formula is None:
         return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: _hinted_shape(arg.meta.get("val")))
@@ -160,7 +169,7 @@ def time_alone(node: fx.Node, flops_per_byte: int | None = None) -> int:
         flops_per_byte: floating point operations that the device does while it moves a byte; by default those of `speeds`.
     """
     operations = flops(node)
-    known = operations or op_table.is_fusible(node.target) or op_table.is_random(node.target)
+    known = operations or op_table.is_fusible(node.target) or op_table.draws_each(node.target)
     moved = traffic(node) * (1 if known else PASSES_OF_UNKNOWN_OPS)
     return max(moved, operations // (flops_per_byte or usual_flops_per_byte(node))) * TIME_PER_BYTE
 

@@ -230,7 +230,7 @@ def _op(analysis: JointAnalysis, node: fx.Node, number: dict[fx.Node, int], is_r
 def _kind(node: fx.Node) -> Kind:
     if op_table.is_reduction(node.target):
         return Kind.REDUCTION
-    fused = op_table.is_cheap(node.target) or op_table.is_random(node.target) or op_table.reads_indirectly(node.target)
+    fused = op_table.is_cheap(node.target) or op_table.draws_each(node.target) or op_table.reads_indirectly(node.target)
     return Kind.POINTWISE if fused and not op_table.is_drawn_from_seed(node.target) else Kind.ALONE
 
 

@@ -43,6 +43,22 @@ def test_random_ops_run_once_and_are_never_cheap(target):
 
 
 @pytest.mark.parametrize(
+    ("target", "each"),
+    [
+        (aten.bernoulli.p, True),
+        (aten.native_dropout.default, True),
+        (aten.uniform.default, True),
+        (aten.sin.default, False),
+        (aten.randperm.default, False),
+        (aten._scaled_dot_product_flash_attention.default, False),
+        (aten._cudnn_rnn.default, False),
+    ],
+)
+def test_which_random_ops_draw_each_element_by_itself(target, each):
+    assert op_table.draws_each(target) is each
+
+
+@pytest.mark.parametrize(
     ("dropout", "draws"), [((), False), ((0.0,), False), ((0.1,), True)], ids=["by default", "none", "some"]
 )
 def test_attention_draws_only_for_dropout(dropout, draws):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotgrad.partition import costs
 from aotgrad.partition.decision import Objective
+from aotgrad.partition.fusion import Kind
 from aotgrad.partition.graphs import analyze_joint
+from aotgrad.partition.items import _kind
 from aotgrad.partition.min_cut import min_cut
 from tests.partition.joints import grad, joint_of
 
@@ -67,3 +70,14 @@ def test_an_overwritten_parameter_costs_its_copy():
     joint = joint_of(lambda x, y: (x + 1, x * y), torch.randn(4), grad(4), static=[0], mutated=[0])
     analysis = analyze_joint(joint)
     assert costs.held_bytes(analysis, node_of(joint, "primals_1")) == 16
+
+
+def test_attention_costs_its_products():
+    """Attention is no pointwise op that draws; the table of PyTorch lacks the op for a CPU."""
+    aten, q = torch.ops.aten, grad(2, 4, 64, 16)
+    joint = joint_of(lambda q: F.scaled_dot_product_attention(q, q, q), q)
+    ops = {node.target: node for node in joint.module.graph.nodes if costs.flops(node)}
+    products = 2 * 4 * 2 * (64 * 64 * 16)
+    assert costs.flops(ops[aten._scaled_dot_product_flash_attention_for_cpu.default]) == 2 * products
+    assert costs.flops(ops[aten._scaled_dot_product_flash_attention_for_cpu_backward.default]) == 5 * products
+    assert {_kind(node) for node in ops.values()} == {Kind.ALONE}
