@@ -757,10 +757,14 @@ class RecomputedValue:
 
 @dataclass(frozen=True)
 class GraphHalf:
-    """A graph that a backend compiles, with the meaning of its placeholders and outputs."""
+    """A graph that a backend compiles, with the meaning of its placeholders and outputs.
+
+    `overwritable`: the inputs whose memory the compiled graph may write over.
+    """
 
     module: fx.GraphModule
     signature: SlotSignature
+    overwritable: frozenset[Saved] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,11 @@ class Segment(torch.autograd.Function):
         backward: Backward = ctx.backward
         layouts = ctx.layouts or backward.layouts
         is_full = is_known_full(tangents, backward)
-        if is_full and backward.whole is not None and ctx.kept is None and not is_watched_or_transformed():
+        key = backward.full if is_full else variant_key(backward, tangents)
+        is_usual = key is backward.full and backward.runs_whole and ctx.kept is None and not is_watched_or_transformed()
+        if is_usual and (is_full or not wraps(tangents)):
             return run_whole(ctx, backward, tangents, layouts)
-        return run_variant(ctx, backward.full if is_full else variant_key(backward, tangents), tangents, layouts)
+        return run_variant(ctx, key, tangents, layouts)
 
 
 def run_variant(
@@ -136,10 +138,12 @@ def is_watched_or_transformed() -> bool:
 def run_whole(ctx: Any, backward: Backward, tangents: Sequence[Any], layouts: Sequence[SizeAndStride]) -> tuple[Any, ...]:
     """The first backward of a node with all tangents and gradients: the usual case, in which each Python call counts."""
     values = [*ctx.sizes, *ctx.saved_tensors] if backward.saves else [*ctx.sizes]
-    if not torch_compat.graph_is_retained():
+    is_last = not torch_compat.graph_is_retained()
+    run = backward.variants.whole_for(values, is_last)
+    if is_last:
         release_all(ctx)
     values += map(with_traced_layout, tangents, layouts)
-    return backward.node_results(backward.below_autograd(backward.whole, values))
+    return backward.node_results(backward.below_autograd(run, values))
 
 
 DEFAULTS: dict[str, Any] = {"sizes": (), "layouts": None, "memory": (), "watched": (), "ran": frozenset(), "kept": None}

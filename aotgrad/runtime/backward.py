@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aotgrad import native, torch_compat
-from aotgrad.ir import BackwardSegment, BoxedCallable, ChangedMemory, GraphHalf, SavingNodes
+from aotgrad.ir import BackwardSegment, ChangedMemory, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
 from aotgrad.runtime.segments import memory_of
@@ -145,10 +145,10 @@ class Backward:
             changes=tuple(MemoryWrite.of(change, variants.full, segment) for change in segment.changes),
         )
 
-    @property
-    def whole(self) -> BoxedCallable | None:
-        """The compiled graph of the usual case, once it is compiled; `None` if a backward checks, writes or keeps memory."""
-        return None if self.checks_or_writes or not self.frees_all else self.variants.run_whole
+    @functools.cached_property
+    def runs_whole(self) -> bool:
+        """Whether a backward in the usual case does nothing but run its graph: it checks, writes and keeps no memory."""
+        return not self.checks_or_writes and self.frees_all
 
     @functools.cached_property
     def checks_or_writes(self) -> bool:

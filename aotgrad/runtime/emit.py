@@ -128,10 +128,12 @@ def make_backwards(
     """What the autograd node of each segment runs."""
     symbolic = any(torch_compat.has_symbols(value) for _, value in schedule.fakes)
     backwards = []
-    parts = zip(schedule.segments, segments, schedule.attach_steps, strict=bool(schedule.segments))
-    for number, (half, segment, step) in enumerate(parts):
+    parts = zip(schedule.segments, segments, schedule.attach_steps, schedule.overwritable, strict=bool(schedule.segments))
+    for number, (half, segment, step, overwritable) in enumerate(parts):
         assert compiled.compile_backward is not None, "there are segments"
-        variants = VariantCache(half, compiled.compile_backward, segment.gradients)
+        variants = VariantCache(
+            half, compiled.compile_backward, segment.gradients, frozenset() if symbolic else overwritable
+        )
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
         backwards.append(Backward.of(variants, number, higher_order, segment, step))

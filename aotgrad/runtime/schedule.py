@@ -15,10 +15,11 @@ from aotgrad.graph import op_table
 from aotgrad.ir import Capture, GraphHalf, JointGraph, Partition, SyntheticBase, ViewAndMutationMeta
 from aotgrad.runtime.mutation_steps import MutationSteps
 from aotgrad.runtime.node_steps import NodeSteps
+from aotgrad.runtime.overwritable import overwritable_values
 from aotgrad.runtime.stage_results import StageResults, result_name
 from aotgrad.runtime.steps import AdvanceGenerator, Attach, CallMethod, Forward, MakeBase, Step
 from aotgrad.runtime.view_steps import ViewSteps
-from aotgrad.slots import NextOffset, RandomSeed, SlotSignature, of_kind
+from aotgrad.slots import NextOffset, RandomSeed, Saved, SlotSignature, of_kind
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,14 @@ class Schedule:
         steps: the steps, in order.
         fakes: the traced value behind each name, for symbolic sizes.
         segments: the backward graph of each autograd node.
+        overwritable: the saved values that each of them may write over.
     """
 
     arguments: tuple[str, ...]
     steps: tuple[Step, ...]
     fakes: tuple[tuple[str, Any], ...]
     segments: tuple[GraphHalf, ...]
+    overwritable: tuple[frozenset[Saved], ...]
 
     @property
     def attach_steps(self) -> tuple[Attach, ...]:
@@ -72,7 +75,9 @@ def make_schedule(capture: Capture, meta: ViewAndMutationMeta, partition: Partit
     )
     steps = (*bases(results), forward(results, later), *later) if runs_forward(partition) else later
     arguments = tuple(results.inputs[index] for index in capture.convention.order)
-    return Schedule((*arguments, *results.guarded), steps, results.fakes, tuple(results.halves))
+    halves = tuple(results.halves)
+    overwritable = overwritable_values(partition, halves)
+    return Schedule((*arguments, *results.guarded), steps, results.fakes, halves, overwritable)
 
 
 def runs_forward(partition: Partition) -> bool:

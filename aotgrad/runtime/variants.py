@@ -28,8 +28,9 @@ from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.runtime.overwritable import are_owned
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
-from aotgrad.slots import Gradient, Memory, SlotSignature
+from aotgrad.slots import Gradient, Memory, Saved, SlotSignature
 
 T = TypeVar("T")
 
@@ -79,15 +80,17 @@ class VariantCache:
     """The variants of one backward graph. `gradients` are those that its node returns, in order.
 
     `whole` is the variant with every tangent and every gradient, the usual case; `None` until it is first needed.
-    `run_whole` is what it runs.
+    `run_whole` is what it runs. `run_over` is the same graph, compiled to write over `overwritable`.
     """
 
     full: GraphHalf
     compile: Callable[[GraphHalf], BoxedCallable]
     gradients: tuple[Gradient, ...]
+    overwritable: frozenset[Saved] = frozenset()
     variants: OrderedDict[VariantKey, Variant] = field(default_factory=OrderedDict)
     whole: Variant | None = None
     run_whole: BoxedCallable | None = None
+    run_over: BoxedCallable | None = None
     graphs: OrderedDict[VariantKey, tuple[GraphHalf, frozenset[int] | None]] = field(default_factory=OrderedDict)
 
     def get(self, key: VariantKey) -> Variant:
@@ -97,6 +100,29 @@ class VariantCache:
             self.whole = get_or_make(self.variants, key, self.make)
             self.run_whole = self.whole.run
         return self.whole
+
+    def whole_for(self, values: Sequence[Any], is_last: bool) -> BoxedCallable:
+        """What computes all gradients from these inputs; compiled if it is missing.
+
+        Args:
+            is_last: the node frees what it has saved.
+        """
+        if is_last and self.overwritable_positions and are_owned(values, self.overwritable_positions):
+            return self.run_over or self.compile_over()
+        return self.run_whole or self.get(self.full_key()).run
+
+    def compile_over(self) -> BoxedCallable:
+        with COMPILING:
+            if self.run_over is None:
+                half = self.graph(self.full_key())[0]
+                self.run_over = self.compile_half(half, self.overwritable).run
+            return self.run_over
+
+    @functools.cached_property
+    def overwritable_positions(self) -> tuple[int, ...]:
+        """The positions of `overwritable` among the inputs; none if the graph depends on which tangents are defined."""
+        inputs = enumerate(() if self.has_cases else self.full.signature.inputs)
+        return tuple(k for k, slot in inputs if slot in self.overwritable)
 
     def full_key(self) -> VariantKey:
         return VariantKey((True,) * len(self.full.signature.incoming), (True,) * len(self.gradients))
@@ -136,10 +162,10 @@ class VariantCache:
         position_of = {slot: position for position, slot in enumerate(self.full.signature.inputs)}
         return tuple(position_of[slot] for slot in half.signature.inputs)
 
-    def compile_half(self, half: GraphHalf) -> Variant:
+    def compile_half(self, half: GraphHalf, overwritable: frozenset[Saved] = frozenset()) -> Variant:
         """Compile a graph. The backend gets a copy, since it may change what it compiles."""
         graph, _ = copy_graph(half)
-        copy = GraphHalf(LazyGraphModule(half.module, graph), half.signature)
+        copy = GraphHalf(LazyGraphModule(half.module, graph), half.signature, overwritable)
         takes_all = half.signature.inputs == self.full.signature.inputs
         return Variant(half, self.compile(copy), None if takes_all else self.positions(half))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,25 @@ from aotgrad.torch_compat.shapes import hints
 def storage_id(tensor: torch.Tensor) -> int:
     """Equal for two live tensors if and only if they share storage."""
     return tensor.untyped_storage()._cdata
+
+
+def owners_of(tensor: torch.Tensor) -> int:
+    """How many own a tensor: Python, if it has references to it, and each node or list in C++."""
+    return tensor._use_count()
+
+
+def sharers_of_memory(tensor: torch.Tensor) -> int:
+    """How many tensors have the memory of a tensor, and how many references to its storage a program has."""
+    return torch._C._storage_Use_Count(storage_id(tensor)) - 1 + _references_to_storage(tensor) - _REFERENCES_OF_NONE
+
+
+def _references_to_storage(tensor: torch.Tensor) -> int:
+    storage = tensor.untyped_storage()
+    return sys.getrefcount(storage)
+
+
+_REFERENCES_OF_NONE = _references_to_storage(torch.empty(0))
+"""What is counted if a program has no reference to a storage. It depends on the version of Python."""
 
 
 def has_no_memory(tensor: torch.Tensor) -> bool:

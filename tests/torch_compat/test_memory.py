@@ -20,6 +20,20 @@ def test_storage_ids_are_equal_for_shared_memory_only():
     assert compat.storage_id(x) != compat.storage_id(x.clone())
 
 
+def test_who_has_a_tensor_and_its_memory():
+    x = torch.ones(4, requires_grad=True) * 1
+    assert compat.owners_of(x) == 1
+    y = x.sin()
+    assert compat.owners_of(x) == 2  # the node of `sin` has saved its argument
+    assert compat.sharers_of_memory(y) == 1 and compat.sharers_of_memory(y.detach()) == 2
+    value = torch.ones(4)
+    assert (compat.owners_of(value), compat.sharers_of_memory(value)) == (1, 1)
+    view, storage = value[1:], value.untyped_storage()
+    assert compat.sharers_of_memory(value) == compat.sharers_of_memory(view) == 3
+    del view, storage
+    assert compat.sharers_of_memory(value) == 1
+
+
 def test_a_tensor_without_a_storage_has_a_key_of_its_own():
     x, y = torch.eye(2).to_sparse(), torch.eye(2).to_sparse()
     assert compat.storage_key(x) == compat.storage_key(x) != compat.storage_key(y)

@@ -132,7 +132,9 @@ class InductorBackend:
         inputs = enumerate(half.signature.inputs)
         static = [k for k, slot in inputs if isinstance(slot, Saved) and slot.name in shared.static]
         settings = {"static_input_idxs": static, "is_backward": True}
-        compiled = self._compile(Job(half, "backward", (Gradient,), settings, {"layout_optimization": False}), shared)
+        over = [k for k, slot in enumerate(half.signature.inputs) if slot in half.overwritable and not shared.cudagraphs]
+        job = Job(half, "backward", (Gradient,), settings, {"layout_optimization": False}, tuple(over))
+        compiled = self._compile(job, shared)
         return BackwardWithClones(compiled, clones) if clones else compiled
 
     def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
@@ -167,7 +169,7 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
-        apart = torch_compat.inductor_cache_tag(repr((job.strides, code_version(), *CORRECTIONS)))
+        apart = torch_compat.inductor_cache_tag(repr((job.strides, job.overwritable, code_version(), *CORRECTIONS)))
         settings = {**job.configuration, **apart, **kept_order(module.graph)}
         with self.context(module, **settings), lift_closed_over(module):
             (output,) = module.graph.find_nodes(op="output")
@@ -178,7 +180,8 @@ class InductorBackend:
                 torch_compat.disable_cudagraphs(shared.settings)
             # Last, since corrections look for writes at the end.
             early_writes = torch_compat.around_post_grad_passes(write_early_updates)
-            with compile_kernels_together(), amend_inductor(), early_writes:
+            over = torch_compat.inductor_writes_over(job.overwritable)
+            with compile_kernels_together(), amend_inductor(), early_writes, over:
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 
     def _compile_piece(self, job: Job, piece: fx.GraphModule) -> Callable:
@@ -217,13 +220,17 @@ class Shared:
 
 @dataclass(frozen=True)
 class Job:
-    """A graph to compile, with settings; outputs of the kinds `seen` keep the traced strides."""
+    """A graph to compile, with settings; outputs of the kinds `seen` keep the traced strides.
+
+    `overwritable`: the positions of the inputs whose memory the graph may write over.
+    """
 
     half: GraphHalf
     role: str
     seen: tuple[type, ...]
     settings: dict[str, Any]
     configuration: dict[str, Any] = field(default_factory=dict)
+    overwritable: tuple[int, ...] = ()
 
     @property
     def visible(self) -> list[int]:
@@ -240,7 +247,8 @@ class Job:
     @property
     def text(self) -> str:
         """Everything but the graph, as text."""
-        return repr((self.role, self.strides, sorted(self.settings.items()), sorted(self.configuration.items())))
+        settings = sorted(self.settings.items()), sorted(self.configuration.items())
+        return repr((self.role, self.strides, *settings, self.overwritable))
 
 
 @dataclass(frozen=True)

@@ -130,6 +130,13 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[Any], **settings: 
         return compile_fx_inner(module, inputs, **settings)
 
 
+def inductor_writes_over(inputs: Sequence[int]) -> contextlib.AbstractContextManager[Any]:
+    """Inside, a backward may write over the memory of these inputs, by position."""
+    from torch._inductor import graph
+
+    return mock.patch.object(graph, "get_donated_idxs", lambda: list(inputs))
+
+
 @contextlib.contextmanager
 def _foreign_symbols_miss() -> Iterator[None]:
     """Inside, a cached graph is not found if its guards ask for a symbol that the graph does not take.

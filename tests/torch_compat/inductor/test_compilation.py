@@ -84,6 +84,19 @@ def test_equal_graphs_are_apart_in_inductors_cache():
     assert counts == [0, 0, 1]
 
 
+@inductor
+@pytest.mark.parametrize("over", [(), (0,)])
+def test_a_backward_writes_over_an_input(over):
+    module, fake = graph_of_sin_cos(compat.new_fake_mode())
+    settings = {"static_input_idxs": [], "is_backward": True, **compat.inductor_graph_settings(False)}
+    with fresh_cache(), compat.inductor_context(fake.fake_mode, "default"), compat.inductor_writes_over(over):
+        compiled = compat.inductor_compile(module, [fake], **settings)
+    x = torch.randn(fake.shape)
+    before, expected = x.clone(), x.sin().cos()
+    (result,) = compiled([x])
+    assert torch.allclose(result, expected) and torch.equal(x, before) is not bool(over)
+
+
 def test_a_cached_graph_whose_guards_ask_for_another_symbol_is_a_miss(monkeypatch):
     """The part of a wrapper subclass may have a multiple of such a symbol as its size."""
     from torch._inductor import compile_fx
