@@ -795,8 +795,11 @@ class Compiled:
     """The compiled halves of a partition: callables that take a list, which they may clear, and return a list or tuple.
 
     Backward graphs are compiled on first use, one variant at a time, from the backward half or a specialized copy of it.
+
+    `reuses_memory`: a call may write its results over those of earlier calls, unless a backward of these is still to come.
     """
 
     backend: str
     forward: BoxedCallable
     compile_backward: Callable[[GraphHalf], BoxedCallable] | None
+    reuses_memory: bool = False

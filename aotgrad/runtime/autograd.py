@@ -17,6 +17,7 @@ from aotgrad import torch_compat
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout
 from aotgrad.runtime.inlined import InlinedBackward
 from aotgrad.runtime.recomputation import Recomputation, check_version
+from aotgrad.runtime.reused_memory import keep_gradients
 from aotgrad.runtime.saved_tensors import KeptTensor, release, release_all, saved_by_slot, unpack, unpack_and_release
 from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import Saved
@@ -84,9 +85,9 @@ class Segment(torch.autograd.Function):
         is_full = is_known_full(tangents, backward)
         key = backward.full if is_full else variant_key(backward, tangents)
         is_usual = key is backward.full and backward.runs_whole and ctx.kept is None and not is_watched_or_transformed()
-        if is_usual and (is_full or not wraps(tangents)):
-            return run_whole(ctx, backward, tangents, layouts)
-        return run_variant(ctx, key, tangents, layouts)
+        is_usual = is_usual and (is_full or not wraps(tangents))
+        results = run_whole(ctx, backward, tangents, layouts) if is_usual else run_variant(ctx, key, tangents, layouts)
+        return keep_gradients(ctx, results) if backward.reuses_memory else results
 
 
 def run_variant(

@@ -102,6 +102,7 @@ class Backward:
         saving: see `BackwardSegment`. Masks of eager's nodes are masks of its items.
         changes: writes to memory that others see.
         needed_positions, pending_positions: the results of `saved_needed` and `saved_needed_later` so far.
+        reuses_memory: see `Compiled`.
         inlined: the functions of nodes that compiled autograd has taken over, by wanted gradients.
     """
 
@@ -116,6 +117,7 @@ class Backward:
     has_sentinel: bool
     saving: tuple[SavingNodes, ...]
     changes: tuple[MemoryWrite, ...]
+    reuses_memory: bool = False
     needed_positions: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
     pending_positions: dict[frozenset[VariantKey], tuple[int, ...]] = field(default_factory=dict)
     probe: EdgeProbe = field(default_factory=EdgeProbe)
@@ -129,6 +131,7 @@ class Backward:
         higher_order: HigherOrder,
         segment: BackwardSegment,
         step: Attach,
+        reuses_memory: bool = False,
     ) -> Backward:
         position_of = {output: k for k, output in enumerate(variants.full.signature.outputs)}
         return cls(
@@ -143,6 +146,7 @@ class Backward:
             has_sentinel=segment.has_sentinel,
             saving=segment.saving,
             changes=tuple(MemoryWrite.of(change, variants.full, segment) for change in segment.changes),
+            reuses_memory=reuses_memory,
         )
 
     @functools.cached_property

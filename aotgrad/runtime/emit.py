@@ -21,10 +21,11 @@ from typing import Any
 import torch
 
 from aotgrad import native, torch_compat
-from aotgrad.ir import BackwardSegment, Compiled
+from aotgrad.ir import BackwardSegment, BoxedCallable, Compiled
 from aotgrad.runtime.autograd import SENTINEL, CallDetails, History, Segment, stand_in
 from aotgrad.runtime.backward import LEADING_ARGUMENTS, Backward
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
+from aotgrad.runtime.reused_memory import ForwardInReusedMemory
 from aotgrad.runtime.schedule import Schedule
 from aotgrad.runtime.steps import Forward, ReturnValue, SetVersion
 from aotgrad.runtime.synthetic_base import attached_base, memory_alias, synthetic_base
@@ -71,12 +72,19 @@ def build(schedule: Schedule, source: str, compiled: Compiled, backwards: Sequen
     nodes = zip(schedule.attach_steps, backwards, strict=True)
     namespace = {
         **namespace_of_steps(),
-        "forward": compiled.forward,
+        "forward": forward_of(schedule, compiled),
         **{step.backward: backward for step, backward in nodes},
         **objects_of(schedule),
     }
     exec(compile(source, f"<aotgrad plan {compiled.backend}>", "exec"), namespace)
     return namespace["call"]
+
+
+def forward_of(schedule: Schedule, compiled: Compiled) -> BoxedCallable:
+    """The compiled forward. If it reuses memory, it copies what it returns."""
+    if not compiled.reuses_memory:
+        return compiled.forward
+    return ForwardInReusedMemory(compiled.forward, schedule.copies)
 
 
 def namespace_of_steps() -> dict[str, Any]:
@@ -136,5 +144,5 @@ def make_backwards(
         )
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
-        backwards.append(Backward.of(variants, number, higher_order, segment, step))
+        backwards.append(Backward.of(variants, number, higher_order, segment, step, compiled.reuses_memory))
     return backwards

@@ -6,7 +6,7 @@ schedule has no steps that its function does not need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from aotgrad.ir import Capture, GraphHalf, JointGraph, Partition, SyntheticBase,
 from aotgrad.runtime.mutation_steps import MutationSteps
 from aotgrad.runtime.node_steps import NodeSteps
 from aotgrad.runtime.overwritable import overwritable_values
+from aotgrad.runtime.reused_memory import ResultCopies
 from aotgrad.runtime.stage_results import StageResults, result_name
 from aotgrad.runtime.steps import AdvanceGenerator, Attach, CallMethod, Forward, MakeBase, Step
 from aotgrad.runtime.view_steps import ViewSteps
@@ -32,6 +33,7 @@ class Schedule:
         fakes: the traced value behind each name, for symbolic sizes.
         segments: the backward graph of each autograd node.
         overwritable: the saved values that each of them may write over.
+        copies: the results that are copied if the forward reuses memory.
     """
 
     arguments: tuple[str, ...]
@@ -39,6 +41,7 @@ class Schedule:
     fakes: tuple[tuple[str, Any], ...]
     segments: tuple[GraphHalf, ...]
     overwritable: tuple[frozenset[Saved], ...]
+    copies: ResultCopies
 
     @property
     def attach_steps(self) -> tuple[Attach, ...]:
@@ -77,7 +80,16 @@ def make_schedule(capture: Capture, meta: ViewAndMutationMeta, partition: Partit
     arguments = tuple(results.inputs[index] for index in capture.convention.order)
     halves = tuple(results.halves)
     overwritable = overwritable_values(partition, halves)
-    return Schedule((*arguments, *results.guarded), steps, results.fakes, halves, overwritable)
+    copies = ResultCopies.of(partition.forward, saved_alone(partition.forward, steps))
+    return Schedule((*arguments, *results.guarded), steps, results.fakes, halves, overwritable, copies)
+
+
+def saved_alone(forward: GraphHalf, steps: Sequence[Step]) -> list[bool]:
+    """Which results of the forward a node saves, and no other step reads."""
+    nodes, others = of_kind(steps, Attach), [step for step in steps if not isinstance(step, Attach)]
+    saved = {name for step in nodes for name in step.saved}
+    read = {name for step in others for name in step.reads()}.union(*((*step.outputs, *step.inputs) for step in nodes))
+    return [result_name(slot) in saved - read for slot in forward.signature.outputs]
 
 
 def runs_forward(partition: Partition) -> bool:

@@ -58,6 +58,7 @@ from aotgrad.torch_compat.autograd import (
     is_awaited,
     is_custom_node,
     is_node_of,
+    is_only_accumulated,
     is_parameter,
     is_refused_by_transforms,
     is_users_node,

@@ -173,6 +173,17 @@ def is_wanted(node: Any) -> bool:
         return True
 
 
+def is_only_accumulated(node: Any) -> bool:
+    """Whether a gradient for `node` goes to the `.grad` of a leaf alone, and not to a hook or to `autograd.grad`."""
+    leaf = getattr(node, "variable", None)
+    if leaf is None or any(hooks_of_leaf(leaf)) or _is_hooked(node):
+        return False
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # see `is_wanted`
+        return False
+
+
 def engine_executes_all_edges() -> bool | None:
     """Whether the running node passes a gradient along each of its edges.
 

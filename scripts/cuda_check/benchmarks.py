@@ -166,7 +166,10 @@ def chain(ops: int) -> tuple[Callable, Sequence[Any], Sequence[Tensor]]:
 
 
 def first_order(run: Callable, inputs: Sequence[Any], wanted: Sequence[Tensor]) -> None:
-    torch.autograd.grad(run(*inputs), wanted)
+    """As in a training loop: gradients are accumulated into `.grad`, and dropped."""
+    run(*inputs).backward()
+    for leaf in wanted:
+        leaf.grad = None
 
 
 def second_order(run: Callable, inputs: Sequence[Any], wanted: Sequence[Tensor]) -> None:

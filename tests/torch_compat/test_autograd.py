@@ -37,6 +37,44 @@ def test_the_hooks_of_all_modules():
     handle.remove()
 
 
+class OnlyAccumulated(torch.autograd.Function):
+    """Appends to `answers` what is said of the nodes of its two inputs."""
+
+    @staticmethod
+    def forward(ctx, x, y, answers):
+        ctx.answers = answers
+        return x + y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.answers.append(tuple(compat.is_only_accumulated(node) for node, _ in ctx.next_functions))
+        return gradient, gradient, None
+
+
+def test_a_gradient_is_only_accumulated():
+    answers = []
+    x, y = (torch.ones(2, requires_grad=True) for _ in range(2))
+
+    def run():
+        return OnlyAccumulated.apply(x, y, answers).sum()
+
+    run().backward()
+    run().backward(inputs=[x])
+    torch.autograd.grad(run(), [x, y])
+    OnlyAccumulated.apply(x, y * 2, answers).sum().backward()
+    hooks = [y.register_hook(lambda gradient: None)]
+    run().backward()
+    hooks.append(x.register_post_accumulate_grad_hook(lambda leaf: None))
+    run().backward()
+    for hook in hooks:
+        hook.remove()
+    node, _ = compat.gradient_edge(x)
+    node.register_hook(lambda *gradients: None)
+    run().backward()
+    expected = [(True, True), (True, False), (False, False), (True, False), (True, False), (False, False), (False, True)]
+    assert answers == expected
+
+
 @pytest.mark.parametrize(
     ("wanted", "expected"), [("all", True), ("one", False), ("both by grad", None), ("through an op", True)]
 )

@@ -111,7 +111,7 @@ class InductorBackend:
         job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})
         job.settings["is_inference"] = not differentiable
         compiled = self._compile_forward(job, shared)
-        return Compiled(self.name, compiled, InductorBackward(self, shared) if differentiable else None)
+        return Compiled(self.name, compiled, InductorBackward(self, shared) if differentiable else None, shared.cudagraphs)
 
     def _compile_forward(self, job: Job, shared: Shared) -> BoxedCallable:
         if not takes_clones(job.half, shared):
