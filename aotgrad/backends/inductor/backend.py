@@ -170,7 +170,7 @@ class InductorBackend:
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
         apart = torch_compat.inductor_cache_tag(repr((job.strides, job.overwritable, code_version(), *CORRECTIONS)))
-        settings = {**job.configuration, **apart, **kept_order(module.graph)}
+        settings = {**job.configuration, **apart, **settings_for(module.graph)}
         with self.context(module, **settings), lift_closed_over(module):
             (output,) = module.graph.find_nodes(op="output")
             output.meta["user_visible_output_idxs"] = job.visible
@@ -279,10 +279,16 @@ def input_names(forward: GraphHalf, inputs: frozenset[int]) -> frozenset[str]:
     return frozenset(node.name for k, node in enumerate(placeholders) if k in inputs)
 
 
-def kept_order(graph: fx.Graph) -> dict[str, Any]:
-    """The setting with which Inductor keeps the places of copies to and from the host, if there are any."""
+WORKSPACES = frozenset({"aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward"})
+"""Ops with a workspace whose size depends on the processor, so that PyTorch traces it with another one."""
+
+
+def settings_for(graph: fx.Graph) -> dict[str, Any]:
+    """Inductor's settings for what a graph contains: copies to and from the host stay where they are, if there are any."""
     copies = any(op_table.is_host_copy(node.target) for node in graph.nodes)
-    return {"reorder_for_peak_memory": False} if copies else {}
+    workspaces = any(op_table.op_name(node.target) in WORKSPACES for node in graph.nodes)
+    settings = {"reorder_for_peak_memory": copies, "size_asserts": workspaces}
+    return {name: False for name, is_off in settings.items() if is_off}
 
 
 def compile_kernels_together() -> contextlib.AbstractContextManager[None]:

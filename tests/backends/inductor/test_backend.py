@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 
@@ -56,6 +57,19 @@ def test_a_weight_that_the_forward_lays_out_anew_is_saved_as_it_lies_then() -> N
         torch.testing.assert_close(step(compiled, False), step(two_convolutions, False), rtol=1e-5, atol=1e-5)
     ours, eagers = ([t.stride() for t in some if t.size() == (5, 4, 3, 3)] for some in (saved[:-6], saved[-6:]))
     assert (ours, eagers) == ([(36, 1, 12, 4)], [(36, 9, 3, 1)])
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_a_workspace_has_the_size_that_the_processor_needs(with_gradient: bool) -> None:
+    """oneDNN's kernel of a recurrent layer saves more bytes than its fake result has."""
+    torch.manual_seed(0)
+    model, x = nn.LSTM(8, 16, batch_first=True), torch.randn(2, 5, 8, requires_grad=with_gradient)
+    compiled = aotgrad.aot_module(model, "inductor")
+    wanted = [*model.parameters(), *([x] if with_gradient else [])]
+    for expected, found in zip(model(x)[1], compiled(x)[1], strict=True):
+        torch.testing.assert_close(found, expected)
+    expected, found = (torch.autograd.grad(run(x)[0].square().sum(), wanted) for run in (model, compiled))
+    torch.testing.assert_close(found, expected)
 
 
 def test_every_op_that_inductor_expects_taken_apart_is() -> None:
