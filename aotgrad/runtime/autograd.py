@@ -17,7 +17,7 @@ from aotgrad import torch_compat
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout
 from aotgrad.runtime.inlined import InlinedBackward
 from aotgrad.runtime.recomputation import Recomputation, check_version
-from aotgrad.runtime.reused_memory import keep_gradients
+from aotgrad.runtime.reused_memory import OF_THREAD, keep_gradients
 from aotgrad.runtime.saved_tensors import KeptTensor, release, release_all, saved_by_slot, unpack, unpack_and_release
 from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import Saved
@@ -73,6 +73,8 @@ class Segment(torch.autograd.Function):
         ctx.backward, ctx.recomputation = backward, recomputation
         if details is not None:
             ctx.sizes, ctx.layouts, ctx.memory, ctx.watched = details
+        if backward.reuses_memory:
+            ctx.late = OF_THREAD.late
         if torch.is_anomaly_enabled():
             ctx.metadata["traceback_"] = backward.user_traceback(ctx.metadata["traceback_"])
         return outputs

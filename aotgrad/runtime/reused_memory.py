@@ -13,6 +13,7 @@ not reuse the memory of one another.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from aotgrad.ir import BoxedCallable, GraphHalf
 
 @dataclass
 class LateCopies:
-    """What to copy before the next forward.
+    """What to copy before the next forward of a thread: memory is reused within a thread.
 
     Attributes:
         gradients: leaves, and the address of the gradient that each one got.
@@ -42,6 +43,7 @@ class LateCopies:
     def make(self) -> None:
         """Copy what somebody still has."""
         if not self.is_due:
+            self.saved = [each for each in self.saved if each() is not None]
             return
         gradients, saved, self.gradients, self.saved, self.is_due = self.gradients, self.saved, [], [], False
         for leaf, address in gradients:
@@ -53,7 +55,12 @@ class LateCopies:
                 value.data = copy_of(value)
 
 
-LATE = LateCopies()
+class OfThread(threading.local):
+    def __init__(self) -> None:
+        self.late = LateCopies()
+
+
+OF_THREAD = OfThread()
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,8 @@ class ForwardInReusedMemory:
     copies: ResultCopies
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
-        LATE.make()
+        late = OF_THREAD.late
+        late.make()
         results = list(self.run(inputs))
         for position in self.copies.now:
             if isinstance(results[position], torch.Tensor):
@@ -89,19 +97,20 @@ class ForwardInReusedMemory:
             if isinstance(results[position], torch.Tensor):
                 # The backend may return the same tensor in each replay: it must not get the memory of a copy.
                 results[position] = results[position].detach()
-                LATE.saved.append(weakref.ref(results[position]))
+                late.saved.append(weakref.ref(results[position]))
         return results
 
 
 def keep_gradients(node: Any, results: Sequence[Any]) -> tuple[Any, ...]:
     """The results of a node's backward: those that are copied later, and copies of the others."""
-    LATE.is_due = True
+    late: LateCopies = node.late
+    late.is_due = True
     count = len(node.next_functions)
     leading, gradients = results[: len(results) - count], results[len(results) - count :]
     kept = []
     for (edge, _), gradient in zip(node.next_functions, gradients, strict=True):
         if gradient is not None and torch_compat.is_only_accumulated(edge):
-            LATE.gradients.append((weakref.ref(edge.variable), gradient.data_ptr()))
+            late.gradients.append((weakref.ref(edge.variable), gradient.data_ptr()))
             kept.append(gradient)
         else:
             kept.append(None if gradient is None else copy_of(gradient))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -85,7 +86,7 @@ class ReplayingBackend(FunctionBackend):
 
 @pytest.fixture
 def compiled() -> Callable[[Callable], Callable]:
-    reused_memory.LATE = reused_memory.LateCopies()
+    reused_memory.OF_THREAD.late = reused_memory.LateCopies()
     backend = ReplayingBackend("replaying", EAGER.fw_compiler)
     return lambda function: aotgrad.aot_function(function, backend)
 
@@ -198,6 +199,25 @@ def test_results_without_gradients(compiled):
         return [*results, w.grad]
 
     both(compiled, program)
+
+
+def test_forwards_without_backwards_are_forgotten(compiled):
+    (x, w), function = operands(), compiled(layer)
+    for _ in range(5):
+        function(x, w)
+    function(x, w)
+    assert len(reused_memory.OF_THREAD.late.saved) <= 4  # those of the last call, and of the one that it replaced
+
+
+def test_a_thread_leaves_the_copies_to_others(compiled):
+    """Memory is reused within a thread. Another one may run while a gradient is not yet accumulated."""
+    (x, w), function = operands(), compiled(layer)
+    function(x, w).sum().backward()
+    thread = threading.Thread(target=lambda: compiled(layer)(*operands()))
+    thread.start()
+    thread.join()
+    late = reused_memory.OF_THREAD.late
+    assert late.is_due and [leaf() is w for leaf, _ in late.gradients] == [True]
 
 
 def test_memory_that_is_not_copied_is_overwritten(compiled, monkeypatch):
