@@ -98,7 +98,6 @@ class VariantCache:
             return get_or_make(self.variants, key, self.make)
         if self.whole is None:
             self.whole = get_or_make(self.variants, key, self.make)
-            self.run_whole = self.whole.run
         return self.whole
 
     def whole_for(self, values: Sequence[Any], is_last: bool) -> BoxedCallable:
@@ -109,7 +108,10 @@ class VariantCache:
         """
         if is_last and self.overwritable_positions and are_owned(values, self.overwritable_positions):
             return self.run_over or self.compile_over()
-        return self.run_whole or self.get(self.full_key()).run
+        if self.run_whole is None:
+            whole = self.get(self.full_key())
+            self.run_whole = whole.run if whole.inputs is None else whole
+        return self.run_whole
 
     def compile_over(self) -> BoxedCallable:
         with COMPILING:

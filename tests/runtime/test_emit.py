@@ -10,6 +10,7 @@ import torch
 from aotgrad.graph.geometry import Geometry
 from aotgrad.ir import ViewReplay, ViewStep
 from aotgrad.runtime.emit import emit
+from aotgrad.runtime.reused_memory import ResultCopies
 from aotgrad.runtime.schedule import Schedule
 from aotgrad.runtime.steps import (
     ConvertToInference,
@@ -32,7 +33,7 @@ FORWARD = Forward(("x",), ("y",), (), autocast=False, random_devices=())
 
 def lines(*steps, inputs=("x",)) -> list[str]:
     """The body of the emitted function, without unpacking and the forward."""
-    text = emit(Schedule(tuple(inputs), steps, (), ()))
+    text = emit(Schedule(tuple(inputs), steps, (), (), (), ResultCopies((), ())))
     compile(text, "<test>", "exec")
     return [line.strip() for line in text.splitlines()]
 
