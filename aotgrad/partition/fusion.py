@@ -24,6 +24,7 @@ from enum import Enum
 
 MAX_READS = 8  # the most tensors that an Inductor kernel reads for one value before it stores the value
 MAX_READS_IF_SHARED = 4  # the same, for a value with several readers
+MOST_LEAVES = 64  # of one value, so that the costs of long sums take time and memory in proportion to their length
 SHARE_WITHIN_KERNELS = 50  # an op within a kernel costs this fraction (1/50) of its own traffic
 
 
@@ -149,7 +150,7 @@ def _rerun(ops: Sequence[Op], materialized: Sequence[bool], readers: Sequence[se
         parents = sum(charged[read] for read in op.reads)
         inlined = max(0, len(readers[number]) * max(0, leaf_bytes - op.bytes) - parents)
         stored = op.alone if op.kind is Kind.ALONE else leaf_bytes + op.bytes
-        is_written = materialized[number] or stored < inlined
+        is_written = materialized[number] or stored < inlined or len(leaves) > MOST_LEAVES
         chosen = stored if is_written else inlined
         charged.append(0 if is_written else chosen + parents)
         made_of.append(frozenset({number}) if is_written else leaves)

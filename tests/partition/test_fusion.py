@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 from aotgrad.partition.fusion import Kind, Op, traffic_of_each
 
 
@@ -33,3 +35,19 @@ def test_what_is_written_once_is_read_by_what_is_made_of_it():
     costs = rerun(*made, *readers)
     assert costs[3] == 3 * 1000 + 1
     assert costs[4] == 4 * 8 + 1
+
+
+def test_costs_of_a_long_sum_take_memory_in_proportion_to_its_length():
+    """In a sum of many parameters, each partial sum is made of all terms before it."""
+
+    def peak(terms: int) -> int:
+        sums = [op(k, terms + k - 1 if k else 0) for k in range(terms)]
+        ops = [op(kind=Kind.FREE) for _ in range(terms)] + sums + [op(2 * terms - 1, backward=True)]
+        tracemalloc.start()
+        try:
+            traffic_of_each(ops)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    assert peak(2000) < 6 * peak(500)
