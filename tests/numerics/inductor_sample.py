@@ -18,11 +18,15 @@ from collections.abc import Hashable, Sequence
 
 import pytest
 
-from .against_eager import THROUGH_INDUCTOR
-
 HALVES = 2
 MANY = 24
 """Cases of one test. Where there are more, they differ less from each other."""
+
+
+WAYS = ("backend", "halves", "way")
+"""The names of parameters that say how a test compiles. A test with no other parameter than `way` runs in all ways."""
+
+THROUGH_INDUCTOR = ("aot_inductor", "inductor", "inductor halves", "dynamo, inductor halves")
 
 
 def half() -> int:
@@ -51,8 +55,14 @@ def left_out(items: Sequence[pytest.Item], half: int) -> list[pytest.Item]:
 
 
 def case_through_inductor(item: pytest.Item) -> Hashable | None:
-    """The parameters of a test without the way and the use, or `None` if it does not use Inductor."""
+    """The parameters of a test without the way and the use, or `None` if it does not use Inductor or is alone.
+
+    A test may say by its name that it uses Inductor.
+    """
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    if parameters.get("backend") not in THROUGH_INDUCTOR and parameters.get("halves") != "inductor halves":
+    ways = [parameters[name] for name in WAYS if name in parameters]
+    if ways and not any(isinstance(way, str) and way in THROUGH_INDUCTOR for way in ways):
         return None
-    return frozenset((name, id(value)) for name, value in parameters.items() if name not in ("backend", "halves", "use"))
+    if (not ways and "inductor" not in item.originalname) or set(parameters) == {"way"}:
+        return None
+    return frozenset((name, id(value)) for name, value in parameters.items() if name not in (*WAYS, "use"))

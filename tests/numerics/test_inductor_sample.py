@@ -62,3 +62,21 @@ def test_halves_of_inductor_are_counted() -> None:
     gone = [item.callspec.params for item in left_out(items, 0)]
     assert [each["case"] for each in gone] == list(range(1, MANY, 2))
     assert {each["halves"] for each in gone} == {"inductor halves"}
+
+
+def test_a_test_that_has_only_a_way_is_run_in_all_ways() -> None:
+    items = [
+        SimpleNamespace(path="tests", originalname="test_one", callspec=SimpleNamespace(params={"way": way}))
+        for way in ("inductor halves", "dynamo, inductor halves")
+    ]
+    assert left_out(items, 0) == left_out(items, 1) == []
+
+
+def test_a_test_may_say_by_its_name_that_it_uses_inductor() -> None:
+    def items(name: str, cases: int) -> list[Any]:
+        parameters = [SimpleNamespace(params={"case": case}) for case in range(cases)]
+        return [SimpleNamespace(path="tests", originalname=name, callspec=each) for each in parameters]
+
+    assert left_out(items("test_inductor_trains", MANY), 0) == left_out(items("test_it_trains", MANY + 1), 0) == []
+    gone = left_out(items("test_inductor_trains", MANY + 1), 0)
+    assert [item.callspec.params["case"] for item in gone] == list(range(1, MANY, 2))
