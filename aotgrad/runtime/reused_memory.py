@@ -105,16 +105,16 @@ def keep_gradients(node: Any, results: Sequence[Any]) -> tuple[Any, ...]:
     """The results of a node's backward: those that are copied later, and copies of the others."""
     late: LateCopies = node.late
     late.is_due = True
-    count = len(node.next_functions)
-    leading, gradients = results[: len(results) - count], results[len(results) - count :]
+    edges = node.next_functions
+    first = len(results) - len(edges)
     kept = []
-    for (edge, _), gradient in zip(node.next_functions, gradients, strict=True):
+    for (edge, _), gradient in zip(edges, results[first:], strict=True):
         if gradient is not None and torch_compat.is_only_accumulated(edge):
             late.gradients.append((weakref.ref(edge.variable), gradient.data_ptr()))
             kept.append(gradient)
         else:
             kept.append(None if gradient is None else copy_of(gradient))
-    return (*leading, *kept)
+    return (*results[:first], *kept)
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:

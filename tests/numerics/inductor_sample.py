@@ -18,6 +18,8 @@ from collections.abc import Hashable, Sequence
 
 import pytest
 
+from .against_eager import THROUGH_INDUCTOR
+
 HALVES = 2
 MANY = 24
 """Cases of one test. Where there are more, they differ less from each other."""
@@ -26,7 +28,7 @@ MANY = 24
 WAYS = ("backend", "halves", "way")
 """The names of parameters that say how a test compiles. A test with no other parameter than `way` runs in all ways."""
 
-THROUGH_INDUCTOR = ("aot_inductor", "inductor", "inductor halves", "dynamo, inductor halves")
+WAYS_THROUGH_INDUCTOR = (*THROUGH_INDUCTOR, "inductor halves", "dynamo, inductor halves")
 
 
 def half() -> int:
@@ -61,7 +63,7 @@ def case_through_inductor(item: pytest.Item) -> Hashable | None:
     """
     parameters = item.callspec.params if hasattr(item, "callspec") else {}
     ways = [parameters[name] for name in WAYS if name in parameters]
-    if ways and not any(isinstance(way, str) and way in THROUGH_INDUCTOR for way in ways):
+    if ways and not any(isinstance(way, str) and way in WAYS_THROUGH_INDUCTOR for way in ways):
         return None
     if (not ways and "inductor" not in item.originalname) or set(parameters) == {"way"}:
         return None

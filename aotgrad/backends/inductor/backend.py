@@ -284,7 +284,10 @@ WORKSPACES = frozenset({"aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward
 
 
 def settings_for(graph: fx.Graph) -> dict[str, Any]:
-    """Inductor's settings for what a graph contains: copies to and from the host stay where they are, if there are any."""
+    """Inductor's settings for what a graph contains.
+
+    Copies to and from the host stay where they are. Sizes are not checked beside a workspace.
+    """
     copies = any(op_table.is_host_copy(node.target) for node in graph.nodes)
     workspaces = any(op_table.op_name(node.target) in WORKSPACES for node in graph.nodes)
     settings = {"reorder_for_peak_memory": copies, "size_asserts": workspaces}
