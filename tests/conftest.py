@@ -19,7 +19,7 @@ from aotgrad.backends import registry
 from tests.golden.harness import golden
 from tests.native.built import implementation, library
 from tests.quick_compiler import use_quick_compiler
-from tests.sampling import deselect
+from tests.sampling import select
 
 __all__ = ["golden", "implementation", "library"]
 
@@ -52,10 +52,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests for other devices, mark failures; select a sample, for frequent runs (`scripts/versions.py --every 10`)."""
+    """Skip tests for other devices, mark failures; select the tests of the day."""
     device.mark(items)
-    if (every := int(os.environ.get("AOTGRAD_TEST_EVERY", "1"))) > 1:
-        deselect(config, items, [item for k, item in enumerate(items) if k % every])
+    select(config, items)
 
 
 def pytest_collection_finish() -> None:

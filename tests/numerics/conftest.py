@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,8 @@ import torch
 
 import aotgrad
 from aotgrad.backends.inductor.backend import InductorBackend
-from tests.sampling import deselect
 
 from .against_eager import AOT
-from .inductor_sample import half, left_out
 
 TORCH_WARNS = (
     # Dynamo reads it from every input; torch suppresses the warning, but not as an error.
@@ -32,15 +29,8 @@ TORCH_WARNS = (
 )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect most of the similar tests through Inductor, and filter warnings."""
-    if os.environ.get("AOTGRAD_TEST_ALL") != "1":
-        deselect(config, items, left_out(items, half()))
-    filter_warnings(items)
-
-
-def filter_warnings(items: Sequence[pytest.Item]) -> None:
-    """Applies to the tests of this folder, except those marked as compiled without Dynamo."""
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Filter warnings in the tests of this folder, except those marked as compiled without Dynamo."""
     for item in items:
         parameters = item.callspec.params if hasattr(item, "callspec") else {}
         if item.path.is_relative_to(Path(__file__).parent) and parameters.get("backend") not in AOT:
