@@ -18,6 +18,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.graph.copies import copy_graph
 
 aten = torch.ops.aten
 
@@ -60,8 +61,8 @@ def reuse_buffers(module: fx.GraphModule) -> fx.GraphModule:
     dying, lists = dict(dying_buffers(use)), list(dying_lists(use))
     if not dying and not lists:
         return module
-    graph, copies = fx.Graph(), {}
-    graph.output(graph.graph_copy(module.graph, copies))
+    copies: dict[fx.Node, fx.Node] = {}
+    graph = copy_graph(module.graph, copies)
     for node, buffer in dying.items():
         write_into(copies[node], copies[buffer])
     for node in lists:

@@ -18,6 +18,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.backends.buffer_reuse import same_type
 from aotgrad.graph import op_table
+from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.memory_owners import memory_owners, readers_of_memory, writes_at_end
 
 Location = tuple[fx.Node, str, int]
@@ -38,8 +39,8 @@ def update_in_place(module: fx.GraphModule) -> fx.GraphModule:
     updates = updates_of(module.graph)
     if not updates:
         return module
-    graph, copies = fx.Graph(), {}
-    graph.output(graph.graph_copy(module.graph, copies))
+    copies: dict[Any, fx.Node] = {}
+    graph = copy_graph(module.graph, copies)
     for write, ops in updates.items():
         graph.erase_node(copies[write])
         for step in ops:

@@ -25,6 +25,7 @@ from aotgrad import torch_compat
 from aotgrad.backends.eager import boxed_code
 from aotgrad.backends.graphs import inserting_behind_inputs
 from aotgrad.graph import op_table
+from aotgrad.graph.copies import copy_graph, copy_node
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable
@@ -84,8 +85,7 @@ def uncompiled_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 def compile_in_pieces(module: fx.GraphModule, compile_dense: Callable[[fx.GraphModule], Callable]) -> BoxedCallable:
     """Compile the dense pieces of a graph; `compile_dense` keeps the strides of all results of a piece."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(module.graph, {}))
+    graph = copy_graph(module.graph)
     read_sizes(graph)
     stages = stages_of(graph)
     groups = [[node for node in stages if stages[node] == stage] for stage in sorted(set(stages.values()))]
@@ -147,7 +147,7 @@ def piece_of(graph: fx.Graph, nodes: Sequence[fx.Node], results: Sequence[fx.Nod
         copies[node] = piece.placeholder(node.name)
         copies[node].meta = dict(node.meta)
     for node in (*(node for node in read if node.op == "get_attr"), *nodes):
-        copies[node] = piece.node_copy(node, copies.__getitem__)
+        copies[node] = copy_node(piece, node, copies.__getitem__)
     piece.output(tuple(copies[node] for node in results))
     return piece
 

@@ -178,14 +178,14 @@ class FastRecorder:
         name = self._names.get(op)
         if name is None:
             name = self._names[op] = torch_compat.name_of_node(self.graph, op)
-        node = self.graph.create_node("call_function", op, args, kwargs, name)
+        node = torch_compat.new_node(self.graph, "call_function", op, args, kwargs, name)
         self.annotate(node, op)
         if isinstance(result, torch.Tensor):
             self._track(result, node)
             return
         node.meta["val"] = type(result)(result)
         for index, part in enumerate(result):
-            item = self.graph.create_node("call_function", operator.getitem, (node, index), None, "getitem")
+            item = torch_compat.new_node(self.graph, "call_function", operator.getitem, (node, index), {}, "getitem")
             self.annotate(item, op)
             if part is not None:
                 self._track(part, item)

@@ -30,6 +30,7 @@ from aotgrad import torch_compat
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line, user_stack_trace
 from aotgrad.errors import CaptureError, EagerError
 from aotgrad.graph import op_table
+from aotgrad.graph.copies import copy_node
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import Condition, Level, ValueGuard, evaluate
 from aotgrad.ir import CallingConvention, MemberInput, SymInput, SyntheticBase
@@ -293,7 +294,7 @@ class Prologue:
 
     def _copy(self, node: fx.Node) -> fx.Node:
         reject_unrepeatable(node, self._recorder.root)
-        copy = self.graph.node_copy(node, self._copies.__getitem__)
+        copy = copy_node(self.graph, node, self._copies.__getitem__)
         copy.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
         if node.op == "get_attr":
             self._values[copy] = getattr(self._recorder.root, str(node.target))

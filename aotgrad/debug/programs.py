@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad.graph.copies import copy_node
+
 OP_KINDS = ("call_function", "call_method", "call_module")
 
 
@@ -88,7 +90,7 @@ def part_of(program: ConcreteProgram, values: Mapping[fx.Node, Any], kept: Colle
     for node in program.module.graph.nodes:
         is_attribute = node.op == "get_attr" and node in outside and node not in env
         if node in kept or is_attribute:
-            env[node] = graph.node_copy(node, lambda arg: env[arg])
+            env[node] = copy_node(graph, node, env.__getitem__)
     returned = [env[node] for node in results(program, values, kept)]
     if not returned:
         return None
@@ -125,7 +127,7 @@ def copy_graph_module(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
-        copies[node] = graph.node_copy(node, lambda arg: copies[arg])
+        copies[node] = copy_node(graph, node, copies.__getitem__)
     return fx.GraphModule(module, graph)
 
 

@@ -19,6 +19,7 @@ import torch.utils._pytree as pytree
 from aotgrad import torch_compat
 from aotgrad.errors import ExportError
 from aotgrad.graph import op_table
+from aotgrad.graph.copies import copy_node
 from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,
@@ -105,7 +106,7 @@ class GraphWriter:
 
     def copy_node(self, node: fx.Node) -> None:
         if node.op != "placeholder":
-            self.env[node] = self.graph.node_copy(node, self.value)
+            self.env[node] = copy_node(self.graph, node, self.value)
 
     def value(self, node: fx.Node) -> fx.Node:
         """The new node; a tangent is created at its first use."""

@@ -26,6 +26,7 @@ import torch.fx as fx
 
 from aotgrad.errors import PartitionError, add_note
 from aotgrad.graph import op_table
+from aotgrad.graph.copies import copy_node
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph, Partition, SavedValue
@@ -223,7 +224,7 @@ def copy_module(module: fx.GraphModule) -> fx.GraphModule:
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in module.graph.nodes:
-        copies[node] = graph.node_copy(node, lambda arg: copies[arg])
+        copies[node] = copy_node(graph, node, copies.__getitem__)
     return LazyGraphModule(module, graph)
 
 

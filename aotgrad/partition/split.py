@@ -24,6 +24,7 @@ import torch.fx as fx
 
 from aotgrad.errors import PartitionError
 from aotgrad.graph import op_table
+from aotgrad.graph.copies import copy_node
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
 from aotgrad.partition import costs, offload_nodes, random_state, schedule, tags
@@ -185,7 +186,7 @@ def _missing(analysis: JointAnalysis, node: fx.Node, env: Mapping[fx.Node, fx.No
 
 
 def _copy_node(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node], tag: str) -> fx.Node:
-    copied = graph.node_copy(node, lambda arg: env[arg])
+    copied = copy_node(graph, node, env.__getitem__)
     copied.meta["partitioner_tag"] = tag
     return copied
 

@@ -16,6 +16,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.graph.copies import copy_nodes
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.memory_owners import viewed_node
 from aotgrad.ir import JointGraph
@@ -108,7 +109,7 @@ def copy_with_primals(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Gra
     for number, node in enumerate(graph.find_nodes(op="placeholder"), 1):
         copies[node] = copy.placeholder(f"primals_{number}")
         copies[node].meta = dict(node.meta)
-    copy.graph_copy(graph, copies)
+    copy_nodes(copy, graph, copies)
     return copy
 
 

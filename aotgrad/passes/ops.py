@@ -104,7 +104,7 @@ def node_has_effect(node: fx.Node) -> bool:
     """Whether the node does more than compute its result: a write, a check, a random draw, a message."""
     if node.op == "call_function" and op_table.is_kept_when_dead(node.target):
         return True
-    if node.is_impure():
+    if torch_compat.is_impure(node):
         return True
     return any(has_effects_inside(branch) for branch in branches(node))
 

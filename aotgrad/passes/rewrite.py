@@ -17,6 +17,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf
 from aotgrad.passes import ops
@@ -39,9 +40,7 @@ def replace(graph: fx.Graph, visit: Callable[[fx.Node], fx.Node | None]) -> dict
 
 def copy_half(half: GraphHalf) -> GraphHalf:
     """The same half with a copy of the graph."""
-    graph = fx.Graph()
-    graph.output(graph.graph_copy(half.module.graph, {}))
-    return dataclasses.replace(half, module=LazyGraphModule(half.module, graph))
+    return dataclasses.replace(half, module=LazyGraphModule(half.module, copy_graph(half.module.graph)))
 
 
 def fill_in_values(module: fx.GraphModule) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.copies import copy_nodes
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol
 from aotgrad.ir import GraphHalf
@@ -49,7 +50,7 @@ class InlinedBackward:
         layouts = graph.placeholder("layouts")
         tangents = {slot: self.filled(graph, inputs[slot], layouts, k) for k, slot in enumerate(full.signature.incoming)}
         values = {node: {**inputs, **tangents}[slot] for slot, node in placeholders_by_slot(half).items()}
-        results: Any = graph.graph_copy(half.module.graph, values)
+        results: Any = copy_nodes(graph, half.module.graph, values)
         sources = tangents_behind(graph, {tangents[slot]: inputs[slot] for slot in tangents})
         graph.output(tuple(node and only_defined(graph, node, sources.get(node, ())) for node in results))
         return LazyGraphModule(half.module, graph)

@@ -12,7 +12,7 @@ import torch.fx as fx
 
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import BackwardSegment, GraphHalf
-from aotgrad.runtime.variants import copy_graph, needed_inputs, remove_dead_code
+from aotgrad.runtime.variants import copy_with_placeholders, needed_inputs, remove_dead_code
 from aotgrad.slots import Gradient, Memory, SlotSignature
 
 
@@ -28,7 +28,7 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> 
 
     It keeps every tangent of the segment.
     """
-    graph, placeholders = copy_graph(backward)
+    graph, placeholders = copy_with_placeholders(backward)
     (output,) = graph.find_nodes(op="output")
     results = dict(zip(backward.signature.outputs, output.args[0], strict=True))
     slots = (*segment.gradients, *(Gradient(change.memory, number) for change in segment.changes))

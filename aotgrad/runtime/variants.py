@@ -23,6 +23,7 @@ from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 from aotgrad.graph.cases import has_cases, resolve_cases
 from aotgrad.graph.collectives import RunsBetween
+from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.gradient_masks import narrow_mask
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol, symbols_of
@@ -166,7 +167,7 @@ class VariantCache:
 
     def compile_half(self, half: GraphHalf, overwritable: frozenset[Saved] = frozenset()) -> Variant:
         """Compile a graph. The backend gets a copy, since it may change what it compiles."""
-        graph, _ = copy_graph(half)
+        graph = copy_graph(half.module.graph)
         copy = GraphHalf(LazyGraphModule(half.module, graph), half.signature, overwritable)
         takes_all = half.signature.inputs == self.full.signature.inputs
         return Variant(half, self.compile(copy), None if takes_all else self.positions(half))
@@ -247,7 +248,7 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
         CannotMaterialize: the graph needs zeros of symbolic size.
     """
     wanted = {gradient for gradient, is_wanted in zip(gradients, key.gradients, strict=True) if is_wanted}
-    graph, placeholders = copy_graph(full)
+    graph, placeholders = copy_with_placeholders(full)
     tangents = dict(zip(full.signature.incoming, key.tangents, strict=True))
     undefined = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
     without = resolve_cases(graph, undefined)
@@ -279,11 +280,9 @@ def placeholders_by_slot(half: GraphHalf) -> dict[Any, fx.Node]:
     return dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
 
 
-def copy_graph(half: GraphHalf) -> tuple[fx.Graph, dict[Any, fx.Node]]:
+def copy_with_placeholders(half: GraphHalf) -> tuple[fx.Graph, dict[Any, fx.Node]]:
     """A copy of a graph with its `meta`, and its placeholders by slot."""
-    graph = fx.Graph()
-    results = graph.graph_copy(half.module.graph, {})
-    graph.output(results)
+    graph = copy_graph(half.module.graph)
     nodes = graph.find_nodes(op="placeholder")
     return graph, dict(zip(half.signature.inputs, nodes, strict=True))
 
@@ -307,5 +306,5 @@ def remove_dead_code(graph: fx.Graph, idle: Collection[fx.Node] = ()) -> None:
     """
     for node in reversed(graph.nodes):
         is_needed = node.op in ("placeholder", "output") or node.users
-        if not is_needed and (node in idle or node.target is operator.getitem or not node.is_impure()):
+        if not is_needed and (node in idle or node.target is operator.getitem or not torch_compat.is_impure(node)):
             graph.erase_node(node)

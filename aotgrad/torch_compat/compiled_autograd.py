@@ -122,6 +122,7 @@ class _GraphOfRecordedNode:
         *_, tangents = call.args
         return self._node.graph([tangent is not None for tangent in tangents])
 
+    @torch._dynamo.disable  # a compiled call of `backward` would trace the copy itself
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._module, name)
         return _with_code(value) if isinstance(value, fx.GraphModule) else value

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.fx as fx
 import torch.utils._pytree as pytree
 
 unsafe_view = torch.ops.aten._unsafe_view.default
@@ -170,9 +171,23 @@ def is_foreach(op: torch._ops.OpOverload) -> bool:
 
 def has_registered_effect(target: Any) -> bool:
     """Whether an effect is registered for a custom op; not cached, because that may happen at any time."""
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace in _BUILT_IN_NAMESPACES:
+        return False
     from torch._higher_order_ops.effects import has_effects
 
-    return isinstance(target, torch._ops.OpOverload) and target.namespace not in _BUILT_IN_NAMESPACES and has_effects(target)
+    return has_effects(target)
+
+
+def is_impure(node: fx.Node) -> bool:
+    """Whether torch keeps a node whose result is not read; of a built-in op, a fact that does not change."""
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _BUILT_IN_NAMESPACES:
+        return _is_built_in_impure(node.target)
+    return node.is_impure()
+
+
+@functools.cache
+def _is_built_in_impure(target: torch._ops.OpOverload) -> bool:
+    return fx.Graph().call_function(target).is_impure()
 
 
 _BUILT_IN_NAMESPACES = frozenset({"aten", "prims", "prim"})

@@ -61,3 +61,34 @@ def test_a_graph_that_takes_its_arguments_apart():
     assert compat.takes_plain_arguments(graph)
     compat.returns_pytree(graph, ("first",), *(pytree.tree_flatten(tree)[1] for tree in (([0],), 0)))
     assert not compat.takes_plain_arguments(graph)
+
+
+def test_a_new_node_is_what_torch_creates():
+    def graph_of(new):
+        graph = fx.Graph()
+        x = graph.placeholder("x")
+        node = new(graph)("call_function", torch.ops.aten.add.Tensor, (x, x), {"alpha": 2}, "x", int)
+        graph.output(node)
+        with graph.inserting_before(node):
+            new(graph)("call_function", torch.ops.aten.sin.default, (x,), {}, "early", None)
+        return graph
+
+    def described(graph):
+        return [(node.op, node.name, node.target, str(node.args), str(node.kwargs), node.type) for node in graph.nodes]
+
+    ours = graph_of(lambda graph: lambda *args: compat.new_node(graph, *args))
+    torchs = graph_of(lambda graph: graph.create_node)
+    ours.lint()
+    assert described(ours) == described(torchs)
+    assert [node.name for node in ours.nodes] == ["x", "early", "x_1", "output"]
+    assert len(ours.nodes) == 4
+    assert len(ours.find_nodes(op="call_function", target=torch.ops.aten.sin.default)) == 1
+    assert compat.graphs._are_nodes_added_as_known()
+
+
+def test_hooks_see_a_new_node():
+    module = fx.symbolic_trace(nn.Identity())
+    seen = []
+    module._register_create_node_hook(seen.append)
+    node = compat.new_node(module.graph, "call_function", torch.ops.aten.sin.default, (), {}, "sin")
+    assert seen == [node]

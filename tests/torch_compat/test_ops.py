@@ -227,3 +227,13 @@ def test_overloads_in_place():
     assert compat.argument_names(aten.add.Tensor) == ("self", "other", "alpha")
     assert compat.written_names(aten.add_.Tensor) == ("self",) and compat.written_names(aten.add.Tensor) == ()
     assert compat.arguments_by_name(aten.add.Tensor, (1, 2), {"alpha": 3}) == {"self": 1, "other": 2, "alpha": 3}
+
+
+@pytest.mark.parametrize("op", ["sin", "sin.out", "relu_", "bernoulli", "_assert_async", "sym_constrain_range"])
+def test_which_built_in_ops_torch_keeps(op):
+    name, _, overload = op.partition(".")
+    target = getattr(getattr(torch.ops.aten, name), overload or "default")
+    node = torch.fx.Graph().call_function(target)
+    assert compat.is_impure(node) == node.is_impure()
+    assert compat.is_impure(node) == (op not in ("sin", "_assert_async"))
+    assert not compat.is_impure(torch.fx.Graph().call_function(len))
