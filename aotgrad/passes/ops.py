@@ -6,6 +6,7 @@ that passes can compute or merge.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ GEOMETRIC_VIEWS = frozenset(
 Not `as_strided`, whose offset is absolute, nor views as another dtype.
 """
 
-DATA_DEPENDENT_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+DATA_DEPENDENT_TAGS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 MASKS = (torch.bool, torch.uint8)
 
 
@@ -138,7 +139,12 @@ def has_size_of_its_own(node: fx.Node) -> bool:
     """
     if node.target is aten.index.Tensor and all(map(has_known_size, (node, *node.all_input_nodes))):
         return any(index is not None and index.meta["val"].dtype in MASKS for index in args_of(node)[1])
-    return any(tag in getattr(node.target, "tags", ()) for tag in DATA_DEPENDENT_TAGS)
+    return _depends_on_data(node.target)
+
+
+@functools.cache
+def _depends_on_data(target: Any) -> bool:
+    return not DATA_DEPENDENT_TAGS.isdisjoint(getattr(target, "tags", ()))
 
 
 def has_known_size(node: fx.Node) -> bool:

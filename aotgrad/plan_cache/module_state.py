@@ -391,7 +391,7 @@ def check_keeps_no_traced(module: nn.Module) -> None:
     """
     for name, part in module.named_modules():
         for key, value in part.__dict__.items():
-            if key not in SKIPPED - set(TABLES) and any(map(torch_compat.is_traced, pytree.tree_leaves(value))):
+            if (key in TABLES or key not in SKIPPED) and any(map(torch_compat.is_traced, pytree.tree_leaves(value))):
                 attribute = f"{name}.{key}" if name else key
                 raise CaptureError(
                     f"the forward keeps a tensor in {attribute!r}; a compiled module sets no attributes: return the tensor"
