@@ -11,14 +11,17 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, Union
 
 import torch
 import torch.fx as fx
 
+from aotgrad.graph.copies import copy_graph
+from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.geometry import Geometry
+from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.slots import (
     ForwardResult,
@@ -36,6 +39,8 @@ from aotgrad.slots import (
 )
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from aotgrad.subclasses.forms import TensorForm
     from aotgrad.subclasses.passages import Passage
 
@@ -689,11 +694,32 @@ def needs_sentinel(inputs: int) -> bool:
 
 
 @dataclass(frozen=True)
-class JointGraph:
+class SlotGraph:
+    """A graph, and the meaning of each placeholder and output."""
+
+    module: fx.GraphModule
+    signature: SlotSignature
+
+    @property
+    def placeholders(self) -> dict[Any, fx.Node]:
+        """The placeholders by slot."""
+        return dict(zip(self.signature.inputs, self.module.graph.find_nodes(op="placeholder"), strict=True))
+
+    @property
+    def results(self) -> dict[Any, Any]:
+        """What the graph returns, by slot: nodes, numbers, or `None`."""
+        return dict(zip(self.signature.outputs, outputs_of(self.module.graph), strict=True))
+
+    def copy(self) -> Self:
+        """The same with a copy of the graph."""
+        return replace(self, module=LazyGraphModule(self.module, copy_graph(self.module.graph)))
+
+
+@dataclass(frozen=True)
+class JointGraph(SlotGraph):
     """One functional FX graph of forward and backward. Without tangents it is an inference graph.
 
     Attributes:
-        signature: the meaning of each placeholder and output.
         static_inputs: primals whose memory outlives the call at one address (parameters, buffers).
         mutated_inputs: primals that are overwritten after the forward; the backward must not read them.
         writable_inputs: mutated primals that the forward graph may write itself.
@@ -707,8 +733,6 @@ class JointGraph:
         cut_forms: the forms of wrapper subclasses that pass between two segments.
     """
 
-    module: fx.GraphModule
-    signature: SlotSignature
     static_inputs: frozenset[int]
     mutated_inputs: frozenset[int]
     writable_inputs: frozenset[int] = frozenset()
@@ -756,14 +780,12 @@ class RecomputedValue:
 
 
 @dataclass(frozen=True)
-class GraphHalf:
-    """A graph that a backend compiles, with the meaning of its placeholders and outputs.
+class GraphHalf(SlotGraph):
+    """A graph that a backend compiles.
 
     `overwritable`: the inputs whose memory the compiled graph may write over.
     """
 
-    module: fx.GraphModule
-    signature: SlotSignature
     overwritable: frozenset[Saved] = frozenset()
 
 
@@ -797,9 +819,11 @@ class Compiled:
     Backward graphs are compiled on first use, one variant at a time, from the backward half or a specialized copy of it.
 
     `reuses_memory`: a call may write its results over those of earlier calls, unless a backward of these is still to come.
+    `writes_over`: a backward graph can write over the inputs that are `overwritable`.
     """
 
     backend: str
     forward: BoxedCallable
     compile_backward: Callable[[GraphHalf], BoxedCallable] | None
     reuses_memory: bool = False
+    writes_over: bool = False

@@ -61,7 +61,6 @@ from aotgrad.slots import Primal, Saved
 from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.telemetry.observer import Observer
 from aotgrad.torch_compat import FakeTensorMode
-from aotgrad.verify.common import output_values
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class Executable(Traced):
     @functools.cached_property
     def results_of_saved(self) -> Mapping[Saved, Collection[int]]:
         forward = self.partition.forward
-        slots = zip(forward.signature.outputs, output_values(forward.module), strict=True)
+        slots = forward.results.items()
         owners: dict[Any, fx.Node] = {slot: memory_owner(value) for slot, value in slots if isinstance(value, fx.Node)}
         results = [(k, owners.get(self.meta.computed_result(k))) for k in range(len(self.meta.outputs))]
         saved = ((slot, owner) for slot, owner in owners.items() if isinstance(slot, Saved))
@@ -397,7 +396,7 @@ def compile_forward(
         forward = passes.pipeline("forward", built_in, options.forward_passes).run(partition.forward, observe.after_pass)
     partition = replace(partition, forward=forward)
     observe("partition", partition)
-    own = replace(partition, forward=passes.copy_half(forward))  # a backend may change what it compiles
+    own = replace(partition, forward=forward.copy())  # a backend may change what it compiles
     with names.compiling("inference" if partition.backward is None else "forward"):
         if known_to_backend:
             compiled = backend.recompile(own.forward, joint.static_inputs, partition.backward is not None)
@@ -441,4 +440,4 @@ class BackwardPasses:
     after_pass: passes.Hook
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
-        return self.compile(self.pipeline.run(passes.copy_half(half), self.after_pass))
+        return self.compile(self.pipeline.run(half.copy(), self.after_pass))

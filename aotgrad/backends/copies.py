@@ -19,8 +19,9 @@ from typing import Any, cast
 import torch
 import torch.fx as fx
 
-from aotgrad.backends.graphs import inserting_before_writes, inserting_behind_inputs, outputs_of, replace_outputs
+from aotgrad.backends.graphs import inserting_before_writes, inserting_behind_inputs, replace_outputs
 from aotgrad.backends.layouts import call_op
+from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.memory_owners import owner_across_writes, writes_at_end
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch.fx as fx
 
+from aotgrad.graph.ends import output_node
 from aotgrad.graph.memory_owners import owner_across_writes, writes_at_end
 
 
@@ -23,7 +24,7 @@ def write_early_updates(graph: fx.Graph) -> Iterator[None]:
     if writes := [write for write in reversed(writes_at_end(graph)) if is_early(write.args[1])]:
         place = {node: k for k, node in enumerate(graph.nodes)}
         last: dict[Any, fx.Node] = {}
-        for node in place.keys() - set(graph.find_nodes(op="output")):
+        for node in place.keys() - {output_node(graph)}:
             sources = node.args[1:2] if node in writes else node.all_input_nodes  # a write does not read its target
             for owner in set(map(owner_across_writes, sources)):
                 last[owner] = max(last.get(owner, node), node, key=place.__getitem__)

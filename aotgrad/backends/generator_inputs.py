@@ -25,6 +25,7 @@ from aotgrad import torch_compat
 from aotgrad.errors import BackendError
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_graph
+from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf
 from aotgrad.slots import GeneratorClone, SlotSignature
@@ -114,8 +115,7 @@ def advanced(state: torch.Tensor, distance: int) -> torch.Tensor:
 def forward_with_clones(half: GraphHalf) -> tuple[GraphHalf, Clones]:
     """A copy of a forward whose recorded states of GPUs are `None` among its results; clones are its last inputs."""
     graph, signature = copy_graph(half.module.graph), half.signature
-    (output,) = graph.find_nodes(op="output")
-    results: Any = output.args[0]
+    results, output = outputs_of(graph), output_node(graph)
     draws = {k: node.args[0] for k, node in enumerate(results) if is_recorded_state(node)}
     clones = add_clones(graph, "fwd_rng_state", draws)
     output.args = (tuple(None if k in draws else node for k, node in enumerate(results)),)

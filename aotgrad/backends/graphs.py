@@ -1,4 +1,4 @@
-"""Helpers for the graph passes of backends: read and replace outputs, insert behind inputs or before writes to them."""
+"""Helpers for the graph passes of backends: replace outputs, insert behind inputs or before writes to them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from typing import Any
 
 import torch.fx as fx
 
+from aotgrad.graph.ends import output_node
 from aotgrad.graph.memory_owners import writes_at_end
-
-
-def outputs_of(graph: fx.Graph) -> Sequence[Any]:
-    """The outputs of a graph; a subgraph may return one tensor alone."""
-    (end,) = graph.find_nodes(op="output")
-    returned: Any = end.args[0]
-    return (returned,) if isinstance(returned, fx.Node) else returned
 
 
 def replace_outputs(graph: fx.Graph, outputs: Sequence[Any]) -> None:
     """Make a graph return `outputs`, in the same container as before."""
-    (end,) = graph.find_nodes(op="output")
-    end.args = (outputs[0] if isinstance(end.args[0], fx.Node) else type(end.args[0])(outputs),)
+    end = output_node(graph)
+    returned: Any = end.args[0]
+    end.args = (outputs[0] if isinstance(returned, fx.Node) else type(returned)(outputs),)
 
 
 def inserting_behind_inputs(graph: fx.Graph) -> contextlib.AbstractContextManager[None]:
@@ -31,5 +26,5 @@ def inserting_behind_inputs(graph: fx.Graph) -> contextlib.AbstractContextManage
 
 def inserting_before_writes(graph: fx.Graph) -> contextlib.AbstractContextManager[None]:
     """Inside, new nodes are inserted before the output, and before the writes to inputs at the end."""
-    (end,) = graph.find_nodes(op="output")
+    end = output_node(graph)
     return graph.inserting_before((end, *writes_at_end(graph))[-1])

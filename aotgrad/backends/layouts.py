@@ -16,7 +16,8 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.graphs import inserting_before_writes, outputs_of, replace_outputs
+from aotgrad.backends.graphs import inserting_before_writes, replace_outputs
+from aotgrad.graph.ends import output_node, outputs_of
 
 Layout = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides, as hints."""
@@ -28,7 +29,7 @@ AS_TRACED = "aotgrad_layouts"
 
 def note_layouts(graph: fx.Graph, positions: Iterable[int]) -> None:
     """Store the current layouts of these outputs for `keep_output_layouts`, whatever becomes of the inputs."""
-    (end,) = graph.find_nodes(op="output")
+    end = output_node(graph)
     outputs = outputs_of(graph)
     end.meta[AS_TRACED] = {k: layout_of(outputs[k]) for k in positions}
 
@@ -36,12 +37,12 @@ def note_layouts(graph: fx.Graph, positions: Iterable[int]) -> None:
 @contextlib.contextmanager
 def keep_output_layouts(graph: fx.Graph) -> Iterator[None]:
     """Run passes inside; then copy dense outputs whose layout has changed."""
-    (end,) = graph.find_nodes(op="output")
+    end = output_node(graph)
     traced: dict[int, Layout | None] = end.meta.get(AS_TRACED, {})
     layouts = [traced.get(k) or layout_of(output) for k, output in enumerate(outputs_of(graph))]
     yield
     outputs = list(outputs_of(graph))
-    (end,) = graph.find_nodes(op="output")
+    end = output_node(graph)
     for k, (node, layout) in enumerate(zip(outputs, layouts, strict=True)):
         if layout is not None and "val" in node.meta and differ(*layout, torch_compat.hints(node.meta["val"].stride())):
             with inserting_before_writes(graph):

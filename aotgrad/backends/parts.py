@@ -17,7 +17,8 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.graphs import inserting_before_writes, outputs_of, replace_outputs
+from aotgrad.backends.graphs import inserting_before_writes, replace_outputs
+from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.memory_owners import memory_owner, viewed_node
 
 

@@ -26,6 +26,7 @@ from aotgrad.backends.eager import boxed_code
 from aotgrad.backends.graphs import inserting_behind_inputs
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_graph, copy_node
+from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable
@@ -89,8 +90,7 @@ def compile_in_pieces(module: fx.GraphModule, compile_dense: Callable[[fx.GraphM
     read_sizes(graph)
     stages = stages_of(graph)
     groups = [[node for node in stages if stages[node] == stage] for stage in sorted(set(stages.values()))]
-    (output,) = graph.find_nodes(op="output")
-    read_later = {node.name for node in output.all_input_nodes}
+    read_later = {node.name for node in output_node(graph).all_input_nodes}
     pieces: list[Piece] = []
     for nodes in reversed(groups):
         makes = [node for node in nodes if node.name in read_later]
@@ -100,7 +100,7 @@ def compile_in_pieces(module: fx.GraphModule, compile_dense: Callable[[fx.GraphM
         last = tuple(name for name in reads if name not in read_later)
         pieces.append(Piece(compiler(LazyGraphModule(module, piece)), reads, names_of(makes), last))
         read_later.update(reads)
-    return run_in_order(names_of(graph.find_nodes(op="placeholder")), pieces[::-1], output.args[0])
+    return run_in_order(names_of(graph.find_nodes(op="placeholder")), pieces[::-1], outputs_of(graph))
 
 
 def names_of(nodes: Iterable[fx.Node]) -> tuple[str, ...]:

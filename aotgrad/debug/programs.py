@@ -15,6 +15,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad.graph.copies import copy_node
+from aotgrad.graph.ends import output_node, outputs_of
 
 OP_KINDS = ("call_function", "call_method", "call_module")
 
@@ -37,8 +38,7 @@ class ConcreteProgram:
 
     @property
     def returned(self) -> list[Any]:
-        (output,) = self.module.graph.find_nodes(op="output")
-        return list(output.args[0])
+        return list(outputs_of(self.module.graph))
 
 
 def copy_value(value: Any) -> Any:
@@ -109,8 +109,8 @@ def results(program: ConcreteProgram, values: Mapping[fx.Node, Any], kept: Colle
 def with_results(program: ConcreteProgram, positions: Collection[int]) -> ConcreteProgram:
     """The program with some of its results, and the ops and inputs that they need."""
     module = copy_graph_module(program.module)
-    (output,) = module.graph.find_nodes(op="output")
-    output.args = (tuple(value for k, value in enumerate(output.args[0]) if k in positions),)
+    output = output_node(module.graph)
+    output.args = (tuple(value for k, value in enumerate(outputs_of(module.graph)) if k in positions),)
     module.graph.eliminate_dead_code()
     inputs = []
     for node, value in zip(module.graph.find_nodes(op="placeholder"), program.inputs, strict=True):

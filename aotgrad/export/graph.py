@@ -53,10 +53,7 @@ class GraphWriter:
 
     def __post_init__(self) -> None:
         joint = self.traced.joint
-        nodes = joint.module.graph.find_nodes(op="placeholder")
-        self.inputs = dict(zip(joint.signature.inputs, nodes, strict=True))
-        (output,) = joint.module.graph.find_nodes(op="output")
-        self.results: dict[Any, Any] = dict(zip(joint.signature.outputs, output.args[0], strict=True))
+        self.inputs, self.results = joint.placeholders, joint.results
         self.slots = {node: slot for slot, node in self.inputs.items()}
 
     def placeholder(self, name: str, index: int | None) -> fx.Node:

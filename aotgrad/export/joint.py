@@ -24,11 +24,10 @@ from aotgrad.backends.base import GraphCompiler
 from aotgrad.errors import CaptureError, ExportError
 from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
 from aotgrad.export.trace import joint_plan
-from aotgrad.ir import GraphHalf, IsInput, IsOutput, JointGraph
+from aotgrad.ir import GraphHalf, IsInput, IsOutput, JointGraph, SlotGraph
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.passes.checked import CheckedPass
-from aotgrad.passes.rewrite import copy_half
 from aotgrad.pipeline import TracedJoint, assemble, lower
 from aotgrad.plan_cache.binding import BoundFunction, PlainFunction, bind, state_of
 from aotgrad.plan_cache.cache import PlanCache
@@ -172,7 +171,7 @@ def copy_joint(joint: JointGraph) -> JointGraph:
 
 def copy_joint_module(module: fx.GraphModule, signature: SlotSignature) -> fx.GraphModule:
     """A module with a copy of the graph."""
-    return copy_half(GraphHalf(module, signature)).module
+    return SlotGraph(module, signature).copy().module
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from aotgrad.plan_cache.binding import NamedTensor
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 from aotgrad.printing import type_text
-from aotgrad.printing.graphs import argument_text, graph_results
+from aotgrad.printing.graphs import argument_text
 from aotgrad.printing.stages import input_alias_text, replay_text
 from aotgrad.slots import IntermediateBase, Primal, Tangent, UserOutput
 
@@ -340,8 +340,7 @@ class _Rows:
             return "none: it does not require grad"
         if not joint.differentiable:
             return "none: no output has a gradient"
-        results = zip(joint.signature.outputs, graph_results(joint.module), strict=True)
-        terms = sum(value is not None for slot, value in results if getattr(slot, "of", None) == Primal(index))
+        terms = sum(value is not None for slot, value in joint.results.items() if getattr(slot, "of", None) == Primal(index))
         if terms == 0:
             return "none: no differentiable output depends on it"
         return "computed" if terms == 1 else f"computed, {terms} terms"
@@ -402,8 +401,7 @@ class _Rows:
             yield graph_row(backward_name(number, count), half)
 
     def saved_row(self, value: ir.SavedValue) -> SavedRow:
-        forward = self.executable.partition.forward
-        found = dict(zip(forward.signature.outputs, graph_results(forward.module), strict=True))[value.slot]
+        found = self.executable.partition.forward.results[value.slot]
         node, is_own = self.nodes.get(value.slot.name), value.slot.name in self.own
         name = self.placeholders.get(value.slot.name) or node_name(node, value.slot.name)
         return SavedRow(name, node_type(found), value.saved_bytes, value.reason, is_own, where(node))

@@ -24,6 +24,7 @@ from aotgrad import torch_compat
 from aotgrad.errors import PartitionError
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_graph
+from aotgrad.graph.ends import output_node
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf, Partition, SavedValue
 from aotgrad.partition import costs
@@ -92,7 +93,7 @@ def _drawn_on(node: fx.Node) -> str:
 def _functional_forward(half: GraphHalf, saved_seeds: Sequence[str]) -> GraphHalf:
     """A copy of the forward half, which is the joint graph itself if there is no backward. It saves some devices' seeds."""
     graph, slots = copy_graph(half.module.graph), half.signature
-    (output,) = graph.find_nodes(op="output")
+    output = output_node(graph)
     drawing = [node for node in graph.nodes if op_table.draws(node)]
     devices = sorted(set(map(_drawn_on, drawing)))
     added = [slot(device) for device in devices for slot in (RandomSeed, RandomOffset)]

@@ -29,7 +29,6 @@ from aotgrad.passes.registry import generation, pipeline, registered, unregister
 from aotgrad.passes.registry import register_pass as register
 from aotgrad.passes.repeated_draws import RemoveRepeatedDraws
 from aotgrad.passes.repeated_effects import reject_repeated_effect, remove_repeated_effects
-from aotgrad.passes.rewrite import copy_half
 
 JOINT: tuple[Pass, ...] = (
     UnwrapEffects(),
@@ -75,7 +74,6 @@ __all__ = [
     "SplitGuard",
     "UnwrapEffects",
     "computes",
-    "copy_half",
     "drop_guarded_values",
     "generation",
     "has_collectives",

@@ -17,6 +17,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_nodes
+from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.memory_owners import viewed_node
 from aotgrad.ir import JointGraph
@@ -116,8 +117,7 @@ def copy_with_primals(graph: fx.Graph, copies: dict[fx.Node, fx.Node]) -> fx.Gra
 def as_joint(module: fx.GraphModule, static_inputs: frozenset[int]) -> JointGraph:
     """A graph of tensors as a joint graph without a backward."""
     inputs = module.graph.find_nodes(op="placeholder")
-    (output,) = module.graph.find_nodes(op="output")
-    results = output.args[0]
+    results = outputs_of(module.graph)
     signature = SlotSignature(tuple(map(Primal, range(len(inputs)))), tuple(map(UserOutput, range(len(results)))))
     return JointGraph(module, signature, static_inputs, frozenset())
 

@@ -84,8 +84,7 @@ def mark_kept_values(joint: JointGraph, known: KnownValues | None) -> JointGraph
 
 def results_of(joint: JointGraph) -> list[fx.Node]:
     """The nodes that the forward returns."""
-    (output,) = joint.module.graph.find_nodes(op="output")
-    pairs = zip(joint.signature.outputs, output.args[0], strict=True)
+    pairs = joint.results.items()
     return [node for slot, node in pairs if isinstance(slot, FORWARD_RESULTS) and isinstance(node, fx.Node)]
 
 

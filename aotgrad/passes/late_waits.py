@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch.fx as fx
 
 from aotgrad.graph import op_table
+from aotgrad.graph.ends import output_node
 from aotgrad.passes.base import AnyGraph
 
 
@@ -24,7 +25,7 @@ class LateWaits:
     name: str = "late_waits"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
-        (output,) = graph.module.graph.find_nodes(op="output")
+        output = output_node(graph.module.graph)
         for node in reversed(list(graph.module.graph.nodes)):
             awaits_collective = op_table.is_wait(node.target) and op_table.communicates(node.target)
             if awaits_collective and is_only_awaited(node.all_input_nodes[0]):

@@ -16,6 +16,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad.graph import op_table
+from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
@@ -33,7 +34,7 @@ class RemoveLeftovers:
     def apply(self, graph: AnyGraph) -> AnyGraph:
         memory = MemoryOwnership.of(graph)
         rewrite.replace(graph.module.graph, lambda node: original(node, memory))
-        (output,) = graph.module.graph.find_nodes(op="output")
+        output = output_node(graph.module.graph)
         output.args = fx.map_arg(output.args, lambda arg: arg.args[0] if arg.target is aten.detach.default else arg)
         return graph
 
@@ -53,14 +54,15 @@ def original(node: fx.Node, memory: MemoryOwnership) -> Any:
 
 def returned_argument(item: fx.Node) -> Any:
     """The argument of a region that an item of its results is, if it is no tensor: a device mesh, which nothing can save."""
+    region: Any
+    index: Any
     region, index = item.args
     if not isinstance(region, fx.Node) or region.target is not torch.ops.higher_order.invoke_subgraph:
         return None
     if isinstance(item.meta.get("val"), (torch.Tensor, *SYMBOLIC_NUMBERS)):
         return None
     for module in ops.branches(region)[:1]:
-        (output,) = module.graph.find_nodes(op="output")
-        result, parameters = output.args[0][index], module.graph.find_nodes(op="placeholder")
+        result, parameters = outputs_of(module.graph)[index], module.graph.find_nodes(op="placeholder")
         if result in parameters:
             return region.args[2:][parameters.index(result)]
     return None

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.graph.ends import output_node
 from aotgrad.graph.link_schedule import Computation, Link, LinkOp, Occupation, Start, Wait, simulate_link
 from aotgrad.graph.message_order import Message, order_of_actions
 from aotgrad.passes.base import AnyGraph
@@ -55,7 +56,7 @@ class OverlapCollectives:
         if parts.messages:
             seconds = [self.seconds(node) for node in parts.computations]
             actions = order_of_actions(seconds, self.messages(parts, seconds), self.max_bytes)
-            (output,) = graph.module.graph.find_nodes(op="output")
+            output = output_node(graph.module.graph)
             for node in parts.nodes_of(actions):
                 output.prepend(node)
         return graph

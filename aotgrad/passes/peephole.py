@@ -25,6 +25,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
@@ -55,8 +56,8 @@ class Peephole:
 
 def return_originals(graph: JointGraph | GraphHalf, replaced: Mapping[fx.Node, fx.Node]) -> None:
     """Return what replaces gradients and new data of inputs, each node once, and no input: `mm` instead of `t(t(mm))`."""
-    (output,) = graph.module.graph.find_nodes(op="output")
-    results = list(output.args[0])
+    output = output_node(graph.module.graph)
+    results = list(outputs_of(graph.module.graph))
     taken = set(results)
     for position, slot in enumerate(graph.signature.outputs):
         original = replaced.get(results[position])

@@ -8,7 +8,6 @@ same tensor as an input or another output.
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +16,6 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.graph.copies import copy_graph
-from aotgrad.graph.lazy_module import LazyGraphModule
-from aotgrad.ir import GraphHalf
 from aotgrad.passes import ops
 
 
@@ -36,11 +32,6 @@ def replace(graph: fx.Graph, visit: Callable[[fx.Node], fx.Node | None]) -> dict
         if other is not None:
             replaced[node] = other
     return replaced
-
-
-def copy_half(half: GraphHalf) -> GraphHalf:
-    """The same half with a copy of the graph."""
-    return dataclasses.replace(half, module=LazyGraphModule(half.module, copy_graph(half.module.graph)))
 
 
 def fill_in_values(module: fx.GraphModule) -> None:

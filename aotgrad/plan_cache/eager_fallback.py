@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from aotgrad import passes
 from aotgrad.backends.eager import compile_eager
 from aotgrad.graph import op_table
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
@@ -42,7 +41,7 @@ class EagerOnError:
     compile: Callable[[GraphHalf], BoxedCallable]
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
-        before = passes.copy_half(half)  # backends may change a graph that they compile
+        before = half.copy()  # backends may change a graph that they compile
         try:
             return self.compile(half)
         except Exception as error:

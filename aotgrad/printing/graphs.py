@@ -24,6 +24,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.source_lines import source_line
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.printing.types import type_text
@@ -54,7 +55,7 @@ def graph_text(
         for node, slot in zip(placeholders, signature.inputs, strict=True)
     }
     returned = [
-        f"{argument_text(value)},  # {slot}" for value, slot in zip(graph_results(module), signature.outputs, strict=True)
+        f"{argument_text(value)},  # {slot}" for value, slot in zip(outputs_of(module.graph), signature.outputs, strict=True)
     ]
     nodes = body_lines(module.graph, first_for_backward)
     body = [*submodule_lines(module), *nodes, *bracket_lines("return", returned)]
@@ -75,11 +76,6 @@ def bracket_lines(start: str, entries: Sequence[str], end: str = "") -> list[str
     if not entries:
         return [f"{start}{space}(){end}"]
     return [f"{start}{space}(", *indent_lines(entries), f"){end}"]
-
-
-def graph_results(module: fx.GraphModule) -> Sequence[Any]:
-    (output,) = module.graph.find_nodes(op="output")
-    return output.args[0]
 
 
 def body_lines(graph: fx.Graph, first_for_backward: fx.Node | None = None) -> Iterator[str]:
@@ -115,7 +111,7 @@ def submodule_lines(module: fx.GraphModule) -> Iterator[str]:
         branch = getattr(module, node.target, None)
         if isinstance(branch, fx.GraphModule):
             yield from header(node.target, branch.graph.find_nodes(op="placeholder"), {})
-            returned = [f"{argument_text(value)}," for value in graph_results(branch)]
+            returned = [f"{argument_text(value)}," for value in outputs_of(branch.graph)]
             yield from indent_lines([*body_lines(branch.graph), *bracket_lines("return", returned)])
 
 

@@ -16,7 +16,6 @@ from aotgrad.printing.graphs import (
     body_lines,
     bracket_lines,
     call_text,
-    graph_results,
     graph_text,
     header,
     indent_lines,
@@ -211,7 +210,7 @@ def first_for_backward(joint: ir.JointGraph) -> fx.Node | None:
     """The node after the last forward result; `None` if there is none, or no backward."""
     if not joint.differentiable:
         return None
-    pairs = zip(joint.signature.outputs, graph_results(joint.module), strict=True)
+    pairs = joint.results.items()
     needed = {node for slot, node in pairs if isinstance(slot, FORWARD_RESULTS) and isinstance(node, fx.Node)}
     first = None
     for node in reversed(joint.module.graph.nodes):
@@ -243,8 +242,8 @@ def segments_text(segments: Sequence[ir.GraphHalf]) -> str:
 
 def variant_text(full: ir.GraphHalf, variant: ir.GraphHalf) -> str:
     """A variant of a segment's graph, and what it lacks."""
-    results = zip(full.signature.outputs, graph_results(full.module), graph_results(variant.module), strict=True)
-    dropped = [slot for slot, before, after in results if before is not None and after is None]
+    after = variant.results
+    dropped = [slot for slot, before in full.results.items() if before is not None and after[slot] is None]
     undefined = [tangent for tangent in full.signature.tangents if tangent not in variant.signature.inputs]
     without = ", ".join(map(str, (*undefined, *dropped))) or "nothing"
     return f"# without {without}\n{half_text('variant', variant)}"
@@ -285,7 +284,7 @@ def saved_row(value: ir.SavedValue, types: Mapping[Any, str]) -> tuple[str, ...]
 
 
 def output_types(half: ir.GraphHalf) -> Iterator[tuple[Any, str]]:
-    for slot, node in zip(half.signature.outputs, graph_results(half.module), strict=True):
+    for slot, node in half.results.items():
         yield slot, type_text(node.meta.get("val")) if isinstance(node, fx.Node) else "None"
 
 

@@ -21,7 +21,7 @@ from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
 from aotgrad.runtime.segments import memory_of
 from aotgrad.runtime.steps import Attach
-from aotgrad.runtime.variants import VariantCache, VariantKey, gradient_sources, leads_of_collectives, placeholders_by_slot
+from aotgrad.runtime.variants import VariantCache, VariantKey, gradient_sources, leads_of_collectives
 from aotgrad.slots import Gradient, Saved, of_kind
 
 EVERYTHING = -1
@@ -379,7 +379,7 @@ def bits(flags: Iterable[bool]) -> int:
 
 def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
     """Dtype and device of each tangent."""
-    slots = placeholders_by_slot(half)
+    slots = half.placeholders
     values = [slots[slot].meta["val"] for slot in half.signature.incoming]
     return tuple((value.dtype, value.device) for value in values)
 

@@ -135,13 +135,13 @@ def make_backwards(
 ) -> list[Backward]:
     """What the autograd node of each segment runs."""
     symbolic = any(torch_compat.has_symbols(value) for _, value in schedule.fakes)
+    writes_over = compiled.writes_over and not symbolic
     backwards = []
     parts = zip(schedule.segments, segments, schedule.attach_steps, schedule.overwritable, strict=bool(schedule.segments))
     for number, (half, segment, step, overwritable) in enumerate(parts):
         assert compiled.compile_backward is not None, "there are segments"
-        variants = VariantCache(
-            half, compiled.compile_backward, segment.gradients, frozenset() if symbolic else overwritable
-        )
+        over = overwritable if writes_over else frozenset()
+        variants = VariantCache(half, compiled.compile_backward, segment.gradients, over)
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
         backwards.append(Backward.of(variants, number, higher_order, segment, step, compiled.reuses_memory))

@@ -20,7 +20,7 @@ from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol
 from aotgrad.ir import GraphHalf
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout, zeros
-from aotgrad.runtime.variants import VariantKey, placeholders_by_slot
+from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import SavedSymInt, of_kind
 
 
@@ -44,12 +44,12 @@ class InlinedBackward:
         key = VariantKey(tuple(defined), self.wanted)
         self.backward.check_overwritten(key)
         full, half = self.backward.variants.full, self.backward.variants.graph(key)[0]
-        names = {slot: node.name for slot, node in placeholders_by_slot(full).items()}
+        names = {slot: node.name for slot, node in full.placeholders.items()}
         graph = fx.Graph()
         inputs = {slot: graph.placeholder(name) for slot, name in names.items()}
         layouts = graph.placeholder("layouts")
         tangents = {slot: self.filled(graph, inputs[slot], layouts, k) for k, slot in enumerate(full.signature.incoming)}
-        values = {node: {**inputs, **tangents}[slot] for slot, node in placeholders_by_slot(half).items()}
+        values = {node: {**inputs, **tangents}[slot] for slot, node in half.placeholders.items()}
         results: Any = copy_nodes(graph, half.module.graph, values)
         sources = tangents_behind(graph, {tangents[slot]: inputs[slot] for slot in tangents})
         graph.output(tuple(node and only_defined(graph, node, sources.get(node, ())) for node in results))

@@ -29,7 +29,6 @@ from aotgrad.runtime.steps import (
     TangentLayout,
     WatchedMemory,
 )
-from aotgrad.runtime.variants import placeholders_by_slot
 from aotgrad.runtime.view_steps import ViewSteps
 from aotgrad.slots import (
     Gradient,
@@ -91,7 +90,7 @@ class NodeSteps:
 
     def attach_segment(self, number: int) -> Iterator[Step]:
         segment, half = self.segments[number], self.halves[number]
-        fakes = placeholders_by_slot(half)
+        fakes = half.placeholders
         tangents = {tangent: fakes[tangent].meta["val"] for tangent in segment.tangents}
         for tangent, fake in tangents.items():
             if isinstance(tangent.of, SegmentBoundary):

@@ -41,11 +41,10 @@ def values_of_their_own(forward: GraphHalf) -> dict[Saved, int]:
 
     If a size is symbolic, none: the graph would be compiled after the guards were read.
     """
-    (output,) = forward.module.graph.find_nodes(op="output")
-    results: Sequence[Any] = output.args[0]
-    owners = Counter(map(memory_owner, results))
+    results = forward.results
+    owners = Counter(map(memory_owner, results.values()))
     found = {}
-    for slot, result in zip(forward.signature.outputs, results, strict=True):
+    for slot, result in results.items():
         owner, value = memory_owner(result), getattr(result, "meta", {}).get("val")
         is_own = isinstance(slot, Saved) and owners[owner] == 1 and getattr(owner, "op", None) == "call_function"
         if is_own and isinstance(value, torch.Tensor) and not torch_compat.has_symbols(value):

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.ir import BoxedCallable, GraphHalf
 
@@ -73,9 +74,8 @@ class ResultCopies:
     @classmethod
     def of(cls, forward: GraphHalf, is_saved: Sequence[bool]) -> ResultCopies:
         """Of what the forward computes: arguments are not in reused memory. `is_saved`: which results are only saved."""
-        (output,) = forward.module.graph.find_nodes(op="output")
-        owners: Sequence[Any] = [memory_owner(result) for result in output.args[0]]
-        computed = [k for k, owner in enumerate(owners) if getattr(owner, "op", None) == "call_function"]
+        owners = enumerate(map(memory_owner, outputs_of(forward.module.graph)))
+        computed = [k for k, owner in owners if getattr(owner, "op", None) == "call_function"]
         return cls(tuple(k for k in computed if not is_saved[k]), tuple(k for k in computed if is_saved[k]))
 
 

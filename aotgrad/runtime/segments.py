@@ -7,12 +7,13 @@ segments recompute are in both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch.fx as fx
 
-from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.graph.ends import output_node
 from aotgrad.ir import BackwardSegment, GraphHalf
-from aotgrad.runtime.variants import copy_with_placeholders, needed_inputs, remove_dead_code
+from aotgrad.runtime.variants import needed_inputs, remove_dead_code
 from aotgrad.slots import Gradient, Memory, SlotSignature
 
 
@@ -28,11 +29,10 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> 
 
     It keeps every tangent of the segment.
     """
-    graph, placeholders = copy_with_placeholders(backward)
-    (output,) = graph.find_nodes(op="output")
-    results = dict(zip(backward.signature.outputs, output.args[0], strict=True))
+    copy = backward.copy()
+    graph, placeholders, results = copy.module.graph, copy.placeholders, copy.results
     slots = (*segment.gradients, *(Gradient(change.memory, number) for change in segment.changes))
-    output.args = (tuple(results[slot] for slot in slots),)
+    output_node(graph).args = (tuple(results[slot] for slot in slots),)
     others = [slot for slot in backward.signature.incoming if slot not in segment.tangents]
     erase_dependents(graph, [placeholders[slot] for slot in others])
     erase_effects(graph, number)
@@ -40,7 +40,7 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> 
     own = needed_inputs(placeholders, segment.tangents)
     for slot in placeholders.keys() - set(own):
         graph.erase_node(placeholders[slot])
-    return GraphHalf(LazyGraphModule(backward.module, graph), SlotSignature(tuple(own), slots))
+    return replace(copy, signature=SlotSignature(tuple(own), slots))
 
 
 def erase_dependents(graph: fx.Graph, sources: Sequence[fx.Node]) -> None:

@@ -22,7 +22,6 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
 )
 from aotgrad.runtime.segments import segment_halves
-from aotgrad.runtime.variants import placeholders_by_slot
 from aotgrad.slots import (
     GradientTarget,
     IntermediateBase,
@@ -89,8 +88,7 @@ class StageResults:
     @functools.cached_property
     def result_nodes(self) -> dict[Any, Any]:
         """The node behind each output slot of the forward graph."""
-        (output,) = self.partition.forward.module.graph.find_nodes(op="output")
-        return dict(zip(self.signature.outputs, output.args[0], strict=True))
+        return self.partition.forward.results
 
     @functools.cached_property
     def fakes(self) -> tuple[tuple[str, Any], ...]:
@@ -114,7 +112,7 @@ class StageResults:
         if self.partition.backward is None:
             return frozenset()
         fakes = {name: value for name, value in self.fakes if name in self.inputs and isinstance(value, torch.Tensor)}
-        taken = placeholders_by_slot(self.partition.backward).items()
+        taken = self.partition.backward.placeholders.items()
         saved = [(slot, node.meta["val"]) for slot, node in taken if isinstance(slot, Saved) and slot.name in fakes]
         return frozenset(slot for slot, value in saved if not has_strides_of(value, fakes[slot.name]))
 

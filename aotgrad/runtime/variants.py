@@ -23,9 +23,8 @@ from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 from aotgrad.graph.cases import has_cases, resolve_cases
 from aotgrad.graph.collectives import RunsBetween
-from aotgrad.graph.copies import copy_graph
+from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.graph.gradient_masks import narrow_mask
-from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.plan_cache.lock import COMPILING
@@ -167,8 +166,7 @@ class VariantCache:
 
     def compile_half(self, half: GraphHalf, overwritable: frozenset[Saved] = frozenset()) -> Variant:
         """Compile a graph. The backend gets a copy, since it may change what it compiles."""
-        graph = copy_graph(half.module.graph)
-        copy = GraphHalf(LazyGraphModule(half.module, graph), half.signature, overwritable)
+        copy = replace(half.copy(), overwritable=overwritable)
         takes_all = half.signature.inputs == self.full.signature.inputs
         return Variant(half, self.compile(copy), None if takes_all else self.positions(half))
 
@@ -187,7 +185,7 @@ class VariantCache:
 
     def undefined_results(self, key: VariantKey) -> frozenset[int]:
         """The results of the full graph that undefined tangents make undefined."""
-        placeholders = placeholders_by_slot(self.full)
+        placeholders = self.full.placeholders
         tangents = dict(zip(self.full.signature.incoming, key.tangents, strict=True))
         missing = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
         undefined = undefined_outputs(self.full.module.graph, missing, [placeholders[slot] for slot in tangents])
@@ -199,8 +197,7 @@ def gradient_sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.
 
     If a mask tells an op which of its results to compute, each result is a source of its own.
     """
-    (output,) = half.module.graph.find_nodes(op="output")
-    found = dict(zip(half.signature.outputs, output.args[0], strict=True))
+    found = half.results
     return [view_source(found[gradient]) for gradient in gradients]
 
 
@@ -248,7 +245,8 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
         CannotMaterialize: the graph needs zeros of symbolic size.
     """
     wanted = {gradient for gradient, is_wanted in zip(gradients, key.gradients, strict=True) if is_wanted}
-    graph, placeholders = copy_with_placeholders(full)
+    copy = full.copy()
+    graph, placeholders = copy.module.graph, copy.placeholders
     tangents = dict(zip(full.signature.incoming, key.tangents, strict=True))
     undefined = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
     without = resolve_cases(graph, undefined)
@@ -263,8 +261,7 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     inputs = needed_inputs(placeholders)
     for slot in placeholders.keys() - set(inputs):
         graph.erase_node(placeholders[slot])
-    module = LazyGraphModule(full.module, graph)
-    return GraphHalf(module, SlotSignature(tuple(inputs), full.signature.outputs))
+    return replace(copy, signature=SlotSignature(tuple(inputs), full.signature.outputs))
 
 
 def needed_inputs(placeholders: Mapping[Any, fx.Node], kept: Collection[Any] = ()) -> list[Any]:
@@ -275,22 +272,10 @@ def needed_inputs(placeholders: Mapping[Any, fx.Node], kept: Collection[Any] = (
     return [slot for slot, value in values.items() if slot in read or bound_symbol(value) in symbols]
 
 
-def placeholders_by_slot(half: GraphHalf) -> dict[Any, fx.Node]:
-    """The placeholders of a graph by slot."""
-    return dict(zip(half.signature.inputs, half.module.graph.find_nodes(op="placeholder"), strict=True))
-
-
-def copy_with_placeholders(half: GraphHalf) -> tuple[fx.Graph, dict[Any, fx.Node]]:
-    """A copy of a graph with its `meta`, and its placeholders by slot."""
-    graph = copy_graph(half.module.graph)
-    nodes = graph.find_nodes(op="placeholder")
-    return graph, dict(zip(half.signature.inputs, nodes, strict=True))
-
-
 def keep_outputs(graph: fx.Graph, slots: Sequence[Any], wanted: set[Gradient]) -> None:
     """Return `None` for gradients that are not wanted. New values of memory stay, whatever is wanted."""
-    (output,) = graph.find_nodes(op="output")
-    pairs = zip(slots, output.args[0], strict=True)
+    output = output_node(graph)
+    pairs = zip(slots, outputs_of(graph), strict=True)
     output.args = (tuple(node if slot in wanted or isinstance(slot.of, Memory) else None for slot, node in pairs),)
 
 

@@ -18,6 +18,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.ends import outputs_of
 
 aten = torch.ops.aten
 SUMS = frozenset({aten.add.Tensor, aten.sub.Tensor})
@@ -53,8 +54,7 @@ def remove_undefined(graph: fx.Graph, undefined: Collection[fx.Node], tangents: 
 def undefined_outputs(graph: fx.Graph, undefined: Collection[fx.Node], tangents: Collection[fx.Node]) -> list[bool]:
     """Whether each output of `graph` is undefined; leaves the graph unchanged."""
     _, zero = tangent_dependents(graph, undefined, tangents)
-    (output,) = graph.find_nodes(op="output")
-    return [node is None or node in zero for node in output.args[0]]
+    return [node is None or node in zero for node in outputs_of(graph)]
 
 
 def tangent_dependents(

@@ -291,13 +291,11 @@ class CapturedFunction:
     @functools.cached_property
     def needed_old_values(self) -> list[int]:
         """The inputs that the function changed, if their old value is needed for more than the new one."""
-        graph = self.joint.module.graph
-        placeholders, (output,) = graph.find_nodes(op="placeholder"), graph.find_nodes(op="output")
-        results = list(zip(self.joint.signature.outputs, output.args[0], strict=True))
+        placeholders, results = self.joint.placeholders, self.joint.results
 
         def is_needed(index: int) -> bool:
-            others = {node for slot, node in results if slot != UpdatedInput(index)}
-            return not others.isdisjoint(computed_from(placeholders[index]))
+            others = {node for slot, node in results.items() if slot != UpdatedInput(index)}
+            return not others.isdisjoint(computed_from(placeholders[Primal(index)]))
 
         return [index for index in self.lost_values if is_needed(index)]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad.graph.ends import outputs_of
 from aotgrad.slots import SlotSignature
 
 Problems = Iterator[str]
@@ -19,7 +20,7 @@ def check_graph(module: fx.GraphModule, signature: SlotSignature) -> Problems:
     """Check for a well-formed graph with one slot per placeholder and output, and no repeated input slot."""
     yield from lint(module.graph)
     yield from same_count("placeholders", placeholders_of(module), "input slots", signature.inputs)
-    yield from same_count("outputs", output_values(module), "output slots", signature.outputs)
+    yield from same_count("outputs", outputs_of(module.graph), "output slots", signature.outputs)
     yield from without_repeats("input", signature.inputs)
     yield from check_order_of_collectives(module.graph)
     for node in placeholders_of(module):
@@ -79,15 +80,6 @@ def slot_list(slots: Iterable[Any]) -> str:
 
 def placeholders_of(module: fx.GraphModule) -> list[fx.Node]:
     return list(module.graph.find_nodes(op="placeholder"))
-
-
-def placeholder_values(module: fx.GraphModule) -> list[Any]:
-    return [node.meta["val"] for node in placeholders_of(module)]
-
-
-def output_values(module: fx.GraphModule) -> Sequence[Any]:
-    (output,) = module.graph.find_nodes(op="output")
-    return output.args[0]
 
 
 def recorded_value(result: Any) -> Any:

@@ -12,7 +12,7 @@ from aotgrad.ir import BackwardSegment, Compiled, GraphHalf, JointGraph, Partiti
 from aotgrad.printing import type_text
 from aotgrad.runtime.steps import Attach, Forward, MakeBase, ReturnValue
 from aotgrad.slots import Gradient, Primal, UpdatedInput, of_kind
-from aotgrad.verify.common import Problems, output_values, placeholder_values, recorded_value, same_slots, slot_list
+from aotgrad.verify.common import Problems, recorded_value, same_slots, slot_list
 
 if TYPE_CHECKING:
     from aotgrad.pipeline import Executable
@@ -74,8 +74,8 @@ def check_schedule_segments(segments: Sequence[BackwardSegment], halves: Sequenc
 
 def check_sizes(joint: JointGraph, meta: ViewAndMutationMeta) -> Problems:
     """Check that each gradient has the size of its primal before or after the call."""
-    primals = dict(zip(joint.signature.inputs, placeholder_values(joint.module), strict=True))
-    for gradient, node in zip(joint.signature.outputs, output_values(joint.module), strict=True):
+    primals = {slot: node.meta["val"] for slot, node in joint.placeholders.items()}
+    for gradient, node in joint.results.items():
         value = recorded_value(node)
         if not isinstance(gradient, Gradient) or not isinstance(gradient.of, Primal) or value is None:
             continue

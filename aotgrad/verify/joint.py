@@ -26,8 +26,6 @@ from aotgrad.verify.common import (
     Problems,
     check_graph,
     is_mutable,
-    output_values,
-    placeholder_values,
     placeholders_of,
     recorded_value,
     slot_list,
@@ -47,8 +45,8 @@ def check_joint(joint: JointGraph) -> Problems:
     yield from check_functional(joint)
     yield from check_segments(joint)
     yield from check_saved_in_eager(joint)
-    types = dict(zip(signature.inputs, placeholder_values(joint.module), strict=True))
-    for gradient, node in zip(signature.outputs, output_values(joint.module), strict=True):
+    types = {slot: node.meta["val"] for slot, node in joint.placeholders.items()}
+    for gradient, node in joint.results.items():
         if isinstance(gradient, Gradient) and not is_external_view(gradient, signature):
             target: Any = gradient.of
             place = joint.memory[target.index] if isinstance(target, Memory) else None

@@ -22,8 +22,6 @@ from aotgrad.slots import (
 from aotgrad.verify.common import (
     Problems,
     check_graph,
-    output_values,
-    placeholder_values,
     recorded_value,
     same_slots,
     without_repeats,
@@ -55,9 +53,7 @@ def check_partition(partition: Partition) -> Problems:
 
 def check_offloaded(partition: Partition, forward: GraphHalf, backward: GraphHalf) -> Problems:
     """The forward waits for each copy to the host, and the backward only fetches from there."""
-    sent = dict(zip(forward.signature.outputs, output_values(forward.module), strict=True))
-    placeholders = backward.module.graph.find_nodes(op="placeholder")
-    given = dict(zip(backward.signature.inputs, placeholders, strict=True))
+    sent, given = forward.results, backward.placeholders
     for value in partition.saved:
         if value.host_bytes and sent[value.slot].target is not WAIT:
             yield f"{value.slot} takes {value.host_bytes} bytes of the host, but the forward sends no copy there"
@@ -76,8 +72,8 @@ def check_half(name: str, half: GraphHalf, inputs: Any, outputs: Any) -> Problem
 
 
 def check_saved_types(forward: GraphHalf, backward: GraphHalf) -> Problems:
-    given = dict(zip(forward.signature.outputs, map(recorded_value, output_values(forward.module)), strict=True))
-    taken = dict(zip(backward.signature.inputs, placeholder_values(backward.module), strict=True))
+    results, placeholders = forward.results, backward.placeholders
     for slot in backward.signature.saved:
-        if type_text(given[slot]) != type_text(taken[slot]):
-            yield f"{slot} is {type_text(given[slot])} in the forward and {type_text(taken[slot])} in the backward"
+        given, taken = type_text(recorded_value(results[slot])), type_text(placeholders[slot].meta["val"])
+        if given != taken:
+            yield f"{slot} is {given} in the forward and {taken} in the backward"

@@ -9,8 +9,8 @@ import torch
 import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotgrad.backends.graphs import outputs_of
 from aotgrad.backends.parts import keep_memory_of_parts
+from aotgrad.graph.ends import outputs_of
 from aotgrad.torch_compat import inductor_joint_passes
 
 FUNCTIONS = {

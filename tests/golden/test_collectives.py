@@ -32,7 +32,7 @@ def gathered_product(x, shard):
 
 def test_halves(golden):
     partition = executable_of(gathered_product, "f32[4, 4] requires_grad", "f32[2, 4] requires_grad").partition
-    backward = passes.LateWaits().apply(passes.copy_half(partition.backward))
+    backward = passes.LateWaits().apply(partition.backward.copy())
     texts = [
         "--- forward ---",
         printing.graph_text("forward", partition.forward.module, partition.forward.signature),
@@ -71,7 +71,7 @@ def test_overlap(golden):
     partition = executable_of(sharded_layers, *specs).partition
     texts = []
     for name, half in (("forward", partition.forward), ("backward", partition.backward)):
-        half = passes.LateWaits().apply(passes.copy_half(half))
+        half = passes.LateWaits().apply(half.copy())
         texts += [f"--- {name}, before ---", table(overlap.timeline(half.module.graph)).rstrip()]
         after = overlap.apply(half).module.graph
         texts += [f"--- {name}, after ---", table(overlap.timeline(after)).rstrip()]

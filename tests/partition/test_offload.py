@@ -15,7 +15,7 @@ import aotgrad
 from aotgrad.graph import host_copies, op_table
 from aotgrad.graph.host_copies import OFFLOAD, RELOAD, WAIT
 from aotgrad.graph.link_schedule import Link
-from aotgrad.passes import OverlapCopies, copy_half
+from aotgrad.passes import OverlapCopies
 from tests.executables import executable_of
 
 BACKENDS = ["eager", "inductor"]
@@ -135,7 +135,7 @@ def test_what_is_in_flight_stays_within_the_limit(max_bytes):
     schedule = OverlapCopies.of(f.partition, max_bytes)
     assert schedule is not None
     in_flight, most = 0, 0
-    for node in schedule.apply(copy_half(f.partition.backward)).module.graph.nodes:
+    for node in schedule.apply(f.partition.backward.copy()).module.graph.nodes:
         in_flight += (node.target is RELOAD) - (node.target is WAIT)
         most = max(most, in_flight)
     assert most >= 1 and (most == 1 or most * SIZE * SIZE * 4 <= max_bytes)

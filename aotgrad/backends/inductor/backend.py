@@ -30,7 +30,6 @@ from aotgrad.backends.generator_inputs import (
     backward_with_clones,
     forward_with_clones,
 )
-from aotgrad.backends.graphs import outputs_of
 from aotgrad.backends.inductor.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.inductor.wrapper_code import Wrapper
 from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
@@ -38,6 +37,7 @@ from aotgrad.backends.parts import keep_memory_of_parts
 from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
 from aotgrad.backends.seeds import draw_once, give_backward_own_seeds
 from aotgrad.graph import op_table
+from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.lock import COMPILING
@@ -111,7 +111,8 @@ class InductorBackend:
         job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})
         job.settings["is_inference"] = not differentiable
         compiled = self._compile_forward(job, shared)
-        return Compiled(self.name, compiled, InductorBackward(self, shared) if differentiable else None, shared.cudagraphs)
+        backward = InductorBackward(self, shared) if differentiable else None
+        return Compiled(self.name, compiled, backward, shared.cudagraphs, not shared.cudagraphs)
 
     def _compile_forward(self, job: Job, shared: Shared) -> BoxedCallable:
         if not takes_clones(job.half, shared):
@@ -132,7 +133,7 @@ class InductorBackend:
         inputs = enumerate(half.signature.inputs)
         static = [k for k, slot in inputs if isinstance(slot, Saved) and slot.name in shared.static]
         settings = {"static_input_idxs": static, "is_backward": True}
-        over = [k for k, slot in enumerate(half.signature.inputs) if slot in half.overwritable and not shared.cudagraphs]
+        over = [k for k, slot in enumerate(half.signature.inputs) if slot in half.overwritable]
         job = Job(half, "backward", (Gradient,), settings, {"layout_optimization": False}, tuple(over))
         compiled = self._compile(job, shared)
         return BackwardWithClones(compiled, clones) if clones else compiled
@@ -172,8 +173,7 @@ class InductorBackend:
         apart = torch_compat.inductor_cache_tag(repr((job.strides, job.overwritable, code_version(), *CORRECTIONS)))
         settings = {**job.configuration, **apart, **settings_for(module.graph)}
         with self.context(module, **settings), lift_closed_over(module):
-            (output,) = module.graph.find_nodes(op="output")
-            output.meta["user_visible_output_idxs"] = job.visible
+            output_node(module.graph).meta["user_visible_output_idxs"] = job.visible
             note_layouts(module.graph, job.visible)
             torch_compat.call_in_inductor({node.target for node in module.graph.nodes})
             if any(map(op_table.uses_random_state, module.graph.nodes)):
@@ -187,8 +187,7 @@ class InductorBackend:
     def _compile_piece(self, job: Job, piece: fx.GraphModule) -> Callable:
         """Compile a piece of a half; all its results keep the traced strides."""
         settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
-        (output,) = piece.graph.find_nodes(op="output")
-        signature = SlotSignature((), tuple(map(UserOutput, range(len(output.args[0])))))
+        signature = SlotSignature((), tuple(map(UserOutput, range(len(outputs_of(piece.graph))))))
         dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings)
         with torch_compat.reported_output_strides():
             return bind_tensors(self._make(dense, Shared(False, frozenset())), closed_over_tensors(piece))
