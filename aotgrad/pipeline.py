@@ -270,8 +270,8 @@ def compile(source: Source, compiler: Compiler) -> Stages:
             meta = analyze(capture)
         observe("capture", capture)
         observe("analysis", meta)
-        if (ops := count_ops(capture)) < compiler.min_graph_ops:
-            small = SmallGraph(capture, meta, ops, compiler.min_graph_ops)
+        if is_too_small(capture, compiler):
+            small = SmallGraph(capture, meta, count_ops(capture), compiler.min_graph_ops)
             observe("small graph", small)
             return small
         compiler = source.compiler_of_trace(compiler)
@@ -417,6 +417,14 @@ def are_awaited(args: Sequence[Any]) -> bool:
     """Whether a hook or DDP acts on a gradient of an argument as soon as it is computed."""
     tensors = [value for value in args if isinstance(value, torch.Tensor)]
     return any(map(torch_compat.is_awaited, tensors)) or torch_compat.ddp_awaits_gradients()
+
+
+def is_too_small(capture: Capture, compiler: Compiler) -> bool:
+    """Whether a function is not worth compiling: few ops compute something, and the backend speeds none up by itself."""
+    if count_ops(capture) >= compiler.min_graph_ops:
+        return False
+    computing = filter(passes.computes, capture.trace.graph.nodes)
+    return compiler.options.min_graph_ops is not None or not any(map(compiler.backend.gains_alone, computing))
 
 
 def count_ops(capture: Capture) -> int:

@@ -59,6 +59,10 @@ class Backend(Protocol):
     @property
     def fuses(self) -> bool: ...
 
+    def gains_alone(self, node: fx.Node) -> bool:
+        """Whether a graph with this op is worth compiling, however few ops it has."""
+        ...
+
     def decompositions(self) -> Mapping[Any, Callable]: ...
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
@@ -110,6 +114,9 @@ class FunctionBackend:
                 f"backend {self.name!r}: fw_compiler is a {kind}; it must be a callable of a graph and its inputs"
             )
 
+    def gains_alone(self, node: fx.Node) -> bool:
+        return False
+
     def decompositions(self) -> Mapping[Any, Callable]:
         return self.decomposition_table
 
@@ -160,6 +167,9 @@ class WrappedBackend:
     @property
     def fuses(self) -> bool:
         return self.backend.fuses
+
+    def gains_alone(self, node: fx.Node) -> bool:
+        return self.backend.gains_alone(node)
 
     def decompositions(self) -> Mapping[Any, Callable]:
         return self.backend.decompositions()

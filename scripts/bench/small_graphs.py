@@ -2,15 +2,19 @@
 
     python scripts/bench/small_graphs.py
     python scripts/bench/small_graphs.py --ops 1 2 3 --markdown small_graphs.md
+    python scripts/bench/small_graphs.py --ops --lone --threads 2
 
 A function of a few ops goes through `torch.compile(backend="aotgrad")` twice: compiled by Inductor (`min_graph_ops=0`), and
 left alone, so that Dynamo's graph runs eagerly. Both include Dynamo's guards, in one process and in turns. Ratios are left
 alone over compiled: above 1, compiling saves time. The last column is the cost of the compilation, with cold caches.
+
+--lone measures functions of one op by kind: the basis of `aotgrad/backends/lone_ops.py`.
 """
 
 import argparse
+import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +27,8 @@ from torch._inductor.utils import fresh_cache
 Function = Callable[[Tensor, Tensor], Tensor]
 
 SIZES = (64, 16_384, 1_048_576)
+SIZES_OF_LONE = (4_096, 65_536, 4_194_304)
+ROW = 64
 ALONE, COMPILED = 1024, 0
 CHAIN: tuple[Callable[..., Tensor], ...] = (
     torch.mul,
@@ -51,6 +57,25 @@ def product(x: Tensor, y: Tensor) -> Tensor:
     """One op that no compiler makes faster."""
     side = int(x.numel() ** 0.5)
     return x.view(side, side) @ y.view(side, side)
+
+
+@functools.cache
+def backwards(count: int) -> Tensor:
+    """Indices."""
+    return torch.arange(count - 1, -1, -1)
+
+
+LONE: dict[str, Function] = {
+    "x[indices]": lambda x, y: x[backwards(x.numel())],
+    "x.gather(0, indices)": lambda x, y: x.gather(0, backwards(x.numel())),
+    "x.t().contiguous()": lambda x, y: x.view(-1, ROW).t().contiguous(),
+    "x.sin()": lambda x, y: x.sin(),
+    "x / y": torch.div,
+    "x + y": torch.add,
+    "x.tanh()": lambda x, y: x.tanh(),
+    "x.sum(0)": lambda x, y: x.view(-1, ROW).sum(0),
+    "x.cumsum(1)": lambda x, y: x.view(-1, ROW).cumsum(1),
+}
 
 
 def compiled(function: Function, min_graph_ops: int) -> Function:
@@ -85,11 +110,13 @@ def cells(function: Function, size: int, run: Callable) -> tuple[list[str], floa
     return [*(f"{value:.1f}" for value in microseconds), f"{microseconds[0] / microseconds[1]:.2f}"], cold
 
 
-def table(counts: list[int]) -> str:
-    functions: dict[str, Function] = {f"{count} pointwise": chain(count) for count in counts}
-    functions = {"1 matrix product": product, **functions}
+def chains(counts: list[int]) -> dict[str, Function]:
+    return {"1 matrix product": product, **{f"{count} pointwise": chain(count) for count in counts}}
+
+
+def table(functions: dict[str, Function], sizes: Sequence[int]) -> str:
     rows = []
-    for size in SIZES:
+    for size in sizes:
         for name, function in functions.items():
             inference, _ = cells(function, size, forward)
             training, cold = cells(function, size, train)
@@ -105,12 +132,15 @@ def header() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", nargs="+", type=int, default=[1, 2, 3, 4, 8], choices=range(1, len(CHAIN) + 1))
+    parser.add_argument("--ops", nargs="*", type=int, default=[1, 2, 3, 4, 8], choices=range(1, len(CHAIN) + 1))
+    parser.add_argument("--lone", action="store_true", help="one op of each kind")
     add_threads(parser)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to a file, too")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    text = f"{header()}\n\n{table(arguments.ops)}\n"
+    tables = [table(chains(arguments.ops), SIZES)] if arguments.ops else []
+    tables += [table(LONE, SIZES_OF_LONE)] if arguments.lone else []
+    text = "\n\n".join((header(), *tables)) + "\n"
     print(text)
     if arguments.markdown:
         arguments.markdown.write_text(text)

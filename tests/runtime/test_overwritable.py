@@ -166,3 +166,7 @@ def test_who_owns_a_value():
     saved(lambda value: value.untyped_storage())
     saved(lambda value: Asks.apply(x, value, []))
     assert answers == [True, False, False, False, False]
+
+
+def test_only_a_backend_that_says_so_writes_over():
+    assert overwritable_of(aotgrad.aot_function(loss, "eager", options=OPTIONS)(*leaves())) == []

@@ -33,6 +33,7 @@ from aotgrad.backends.generator_inputs import (
 from aotgrad.backends.inductor.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.inductor.wrapper_code import Wrapper
 from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
+from aotgrad.backends.lone_ops import gains_alone
 from aotgrad.backends.parts import keep_memory_of_parts
 from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
 from aotgrad.backends.seeds import draw_once, give_backward_own_seeds
@@ -62,6 +63,9 @@ class InductorBackend:
     def min_graph_ops(self) -> int:
         """A lone op has nothing to fuse with (`scripts/bench/small_graphs.py`). With another mode, users expect Inductor."""
         return 2 if self.mode == "default" and not self.settings else 0
+
+    def gains_alone(self, node: fx.Node) -> bool:
+        return gains_alone(node)
 
     def with_options(self, options: Options) -> InductorBackend:
         """This backend with the mode and settings of the options, if set."""
