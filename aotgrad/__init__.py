@@ -41,6 +41,8 @@ from aotgrad.telemetry.logs import set_logs
 from aotgrad.torch_compat import decompose as pythonkey_decompose
 from aotgrad.training_step.step import train_step
 
+__version__ = "0.1.0"
+
 _warn_if_untested()
 compiled_function, compiled_module = aot_function, aot_module
 _configure_logs(_logs_wanted())
