@@ -193,3 +193,6 @@ class StoredHalf(GraphHalf):
     @functools.cached_property
     def module(self) -> fx.GraphModule:  # pyright: ignore[reportIncompatibleVariableOverride]
         return decode_graph(self.stored.text, self.mode, self.origins, self.held)
+
+    def copy(self) -> GraphHalf:  # pyright: ignore[reportIncompatibleMethodOverride]: a copy is no longer what is stored
+        return GraphHalf(self.module, self.signature).copy()
