@@ -33,8 +33,13 @@ WAYS = ("backend", "halves", "way")
 WAYS_THROUGH_INDUCTOR = ("aot_inductor", "inductor", "inductor halves", "dynamo, inductor halves")
 
 
+COLLECTED = pytest.StashKey[list[str]]()
+"""The ids of all collected tests, also of those that do not run today."""
+
+
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect what does not run today."""
+    config.stash[COLLECTED] = [item.nodeid for item in items]
     if (every := int(os.environ.get("AOTGRAD_TEST_EVERY", "1"))) > 1:
         deselect(config, items, [item for k, item in enumerate(items) if k % every])
     elif os.environ.get("AOTGRAD_TEST_ALL") != "1":

@@ -109,11 +109,13 @@ def keep_gradients(node: Any, results: Sequence[Any]) -> tuple[Any, ...]:
     first = len(results) - len(edges)
     kept = []
     for (edge, _), gradient in zip(edges, results[first:], strict=True):
-        if gradient is not None and torch_compat.is_only_accumulated(edge):
+        if gradient is None or gradient.requires_grad:  # with `create_graph`, a result of another function, a copy already
+            kept.append(gradient)
+        elif torch_compat.is_only_accumulated(edge):
             late.gradients.append((weakref.ref(edge.variable), gradient.data_ptr()))
             kept.append(gradient)
         else:
-            kept.append(None if gradient is None else copy_of(gradient))
+            kept.append(copy_of(gradient))
     return (*results[:first], *kept)
 
 

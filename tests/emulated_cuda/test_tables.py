@@ -10,6 +10,7 @@ import pytest
 from tests.emulated_cuda.expected_failures import DEFECTS, GAPS, MACHINE_DEPENDENT, ORDER_DEPENDENT, matches, reason_of
 from tests.emulated_cuda.selection import SELECTION
 from tests.emulated_cuda.test_device import ROOT
+from tests.sampling import COLLECTED
 
 
 def test_the_selected_tests_are_there():
@@ -20,7 +21,7 @@ def test_each_row_names_a_test(request):
     """Of the rows of the files that are collected here as a whole; one that fits nothing is outdated."""
     if request.config.option.keyword:
         pytest.skip("-k selects a part of the tests")
-    names = [item.nodeid.removeprefix("tests/") for item in request.session.items]
+    names = [name.removeprefix("tests/") for name in request.config.stash[COLLECTED]]
     whole = {argument.removeprefix("tests/") for argument in SELECTION if "::" not in argument}
     rows = [row for row in (*GAPS, *DEFECTS, *ORDER_DEPENDENT, *MACHINE_DEPENDENT) if row.partition("::")[0] in whole]
     collected = {name.partition("::")[0] for name in names}
