@@ -270,8 +270,8 @@ def compile(source: Source, compiler: Compiler) -> Stages:
             meta = analyze(capture)
         observe("capture", capture)
         observe("analysis", meta)
-        if is_too_small(capture, compiler):
-            small = SmallGraph(capture, meta, count_ops(capture), compiler.min_graph_ops)
+        if is_too_small(ops := computing_nodes(capture), compiler):
+            small = SmallGraph(capture, meta, len(ops), compiler.min_graph_ops)
             observe("small graph", small)
             return small
         compiler = source.compiler_of_trace(compiler)
@@ -419,17 +419,16 @@ def are_awaited(args: Sequence[Any]) -> bool:
     return any(map(torch_compat.is_awaited, tensors)) or torch_compat.ddp_awaits_gradients()
 
 
-def is_too_small(capture: Capture, compiler: Compiler) -> bool:
+def computing_nodes(capture: Capture) -> list[fx.Node]:
+    """The nodes of the function that compute something."""
+    return [node for node in capture.trace.graph.nodes if passes.computes(node)]
+
+
+def is_too_small(ops: Sequence[fx.Node], compiler: Compiler) -> bool:
     """Whether a function is not worth compiling: few ops compute something, and the backend speeds none up by itself."""
-    if count_ops(capture) >= compiler.min_graph_ops:
+    if len(ops) >= compiler.min_graph_ops:
         return False
-    computing = filter(passes.computes, capture.trace.graph.nodes)
-    return compiler.options.min_graph_ops is not None or not any(map(compiler.backend.gains_alone, computing))
-
-
-def count_ops(capture: Capture) -> int:
-    """How many ops of the function compute something."""
-    return sum(passes.computes(node) for node in capture.trace.graph.nodes)
+    return compiler.options.min_graph_ops is not None or not any(map(compiler.backend.gains_alone, ops))
 
 
 def with_backward_passes(compiled: Compiled, pipeline: passes.Pipeline, after_pass: passes.Hook) -> Compiled:

@@ -51,10 +51,10 @@ def today() -> int:
     return int(os.environ.get("AOTGRAD_TEST_DAY") or datetime.date.today().toordinal())
 
 
-def deselect(config: pytest.Config, items: list[pytest.Item], left_out: Collection[pytest.Item]) -> None:
-    """Take the tests that are left out from `items`."""
-    gone = set(left_out)
-    config.hook.pytest_deselected(items=list(left_out))
+def deselect(config: pytest.Config, items: list[pytest.Item], unwanted: Collection[pytest.Item]) -> None:
+    """Take the unwanted tests from `items`."""
+    gone = set(unwanted)
+    config.hook.pytest_deselected(items=list(unwanted))
     items[:] = [item for item in items if item not in gone]
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.backends.layouts import differ
 from aotgrad.graph import op_table
 
 MOVED = 1 << 16
@@ -43,7 +44,7 @@ def changes_layout(node: fx.Node) -> bool:
     if op_table.op_name(node.target) not in COPYING or not isinstance(node.args[0], fx.Node):
         return False
     copy, original = node.meta["val"], node.args[0].meta["val"]
-    return torch_compat.hints(copy.stride()) != torch_compat.hints(original.stride())
+    return differ(*map(torch_compat.hints, (copy.size(), copy.stride(), original.stride())))
 
 
 COPYING = frozenset({"aten.clone", "aten._to_copy"})

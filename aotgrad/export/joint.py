@@ -24,7 +24,9 @@ from aotgrad.backends.base import GraphCompiler
 from aotgrad.errors import CaptureError, ExportError
 from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
 from aotgrad.export.trace import joint_plan
-from aotgrad.ir import GraphHalf, IsInput, IsOutput, JointGraph, SlotGraph
+from aotgrad.graph.copies import copy_graph
+from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.ir import GraphHalf, IsInput, IsOutput, JointGraph
 from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.passes.checked import CheckedPass
@@ -104,7 +106,7 @@ def export_joint(
             "pass the random numbers as an argument"
         )
     return ExportedJoint(
-        copy_joint_module(joint.module, joint.signature),
+        copy_joint_module(joint.module),
         joint.signature,
         primal_names(bound, args, kwargs, plan, traced),
         bound,
@@ -166,12 +168,12 @@ def compile_joint(
 
 
 def copy_joint(joint: JointGraph) -> JointGraph:
-    return replace(joint, module=copy_joint_module(joint.module, joint.signature))
+    return replace(joint, module=copy_joint_module(joint.module))
 
 
-def copy_joint_module(module: fx.GraphModule, signature: SlotSignature) -> fx.GraphModule:
+def copy_joint_module(module: fx.GraphModule) -> fx.GraphModule:
     """A module with a copy of the graph."""
-    return SlotGraph(module, signature).copy().module
+    return LazyGraphModule(module, copy_graph(module.graph))
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class Replacement:
     name: str = "changed by hand"
 
     def apply(self, graph: JointGraph) -> JointGraph:
-        return replace(graph, module=copy_joint_module(self.module, graph.signature))
+        return replace(graph, module=copy_joint_module(self.module))
 
 
 @dataclass(frozen=True)

@@ -143,21 +143,19 @@ def _rerun(ops: Sequence[Op], materialized: Sequence[bool], readers: Sequence[se
     """The cost of recomputing each op. A value that costs less to write once than in each kernel is a leaf, too."""
     rerun: list[int] = []
     charged: list[int] = []
-    made_of: list[frozenset[int]] = []  # what a kernel reads to compute the value
-    bytes_of_leaves: list[int] = []
+    made_of: list[tuple[frozenset[int], int]] = []  # what a kernel reads to compute the value, and its bytes
     for number, op in enumerate(ops):
-        most = max(op.reads, key=lambda read: len(made_of[read]), default=None)
-        known = frozenset() if most is None else made_of[most]
-        leaves = known.union(*(made_of[read] for read in op.reads))
-        leaf_bytes = sum(ops[leaf].bytes for leaf in leaves - known) + (0 if most is None else bytes_of_leaves[most])
+        parts = [made_of[read] for read in op.reads]
+        known, known_bytes = max(parts, key=lambda part: len(part[0]), default=(frozenset(), 0))
+        leaves = known.union(*(part for part, _ in parts))
+        leaf_bytes = known_bytes + sum(ops[leaf].bytes for leaf in leaves - known)
         parents = sum(charged[read] for read in op.reads)
         inlined = max(0, len(readers[number]) * max(0, leaf_bytes - op.bytes) - parents)
         stored = op.alone if op.kind is Kind.ALONE else leaf_bytes + op.bytes
         is_written = materialized[number] or stored < inlined or len(leaves) > MOST_LEAVES
         chosen = stored if is_written else inlined
         charged.append(0 if is_written else chosen + parents)
-        made_of.append(frozenset({number}) if is_written else leaves)
-        bytes_of_leaves.append(op.bytes if is_written else leaf_bytes)
+        made_of.append((frozenset({number}), op.bytes) if is_written else (leaves, leaf_bytes))
         rerun.append(0 if op.kind is Kind.FREE else chosen + max(1, op.alone // SHARE_WITHIN_KERNELS))
     return rerun
 

@@ -54,9 +54,7 @@ def original(node: fx.Node, memory: MemoryOwnership) -> Any:
 
 def returned_argument(item: fx.Node) -> Any:
     """The argument of a region that an item of its results is, if it is no tensor: a device mesh, which nothing can save."""
-    region: Any
-    index: Any
-    region, index = item.args
+    region, index = ops.args_of(item)
     if not isinstance(region, fx.Node) or region.target is not torch.ops.higher_order.invoke_subgraph:
         return None
     if isinstance(item.meta.get("val"), (torch.Tensor, *SYMBOLIC_NUMBERS)):

@@ -15,12 +15,10 @@ from aotgrad.backends.lone_ops import LARGE, MOVED, gains_alone
 aten = torch.ops.aten
 
 
-def gains(function: Callable, *sizes: int, mode: str = "fake") -> bool:
-    """Whether the last op of a function of tensors of these numbers of elements gains."""
-    with torch.device("meta"):
-        inputs = [torch.empty(size) for size in sizes]
+def gains(function: Callable, elements: int) -> bool:
+    """Whether the last op of a function of one tensor gains."""
     with torch._subclasses.FakeTensorMode():
-        module = make_fx(function, tracing_mode=mode)(*(torch.empty(each.size()) for each in inputs))
+        module = make_fx(function, tracing_mode="fake")(torch.empty(elements))
     (*_, node) = [node for node in module.graph.nodes if node.op == "call_function"]
     return gains_alone(node)
 
