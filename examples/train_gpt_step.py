@@ -126,6 +126,7 @@ def main() -> None:
     arguments = parse_arguments()
     torch.set_num_threads(1)
     torch._inductor.config.cpp.enable_kernel_profile = True
+    torch.compile(torch.sin)(torch.ones(8))  # the first compilation of a process tries what the processor can do
     text = StandardLibrary.load()
     batches = [text.batch(step, arguments.batch_size, arguments.context) for step in range(arguments.steps)]
     config = GPTConfig(VOCAB_SIZE, arguments.context, arguments.layers, width=arguments.width)

@@ -1,11 +1,16 @@
-"""Where a tensor lies in its storage."""
+"""Where a tensor lies in its storage, and how much memory a value takes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.graph import op_table
 
 
 @dataclass(frozen=True)
@@ -27,3 +32,10 @@ class Geometry:
         if tensor.layout is not torch.strided:
             return cls(tuple(tensor.size()), (), 0)
         return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset())
+
+
+def bytes_of_value(node: fx.Node) -> int:
+    """The bytes of a node's tensors, with the sizes of the traced call; 0 for sizes that depend on values."""
+    tensors = [value for value in op_table.items_of(node.meta.get("val")) if isinstance(value, torch.Tensor)]
+    known = [value for value in tensors if not torch_compat.has_unknown_sizes(value)]
+    return sum(math.prod(torch_compat.hints(value.size())) * value.element_size() for value in known)

@@ -10,7 +10,6 @@ decides, by estimated times. Collectives keep their order, and computations thei
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
 from aotgrad.graph.ends import output_node
+from aotgrad.graph.geometry import bytes_of_value
 from aotgrad.graph.link_schedule import Computation, Link, LinkOp, Occupation, Start, Wait, simulate_link
 from aotgrad.graph.message_order import Message, order_of_actions
 from aotgrad.passes.base import AnyGraph
@@ -196,13 +196,6 @@ def started_by(wait: fx.Node) -> fx.Node | None:
 def message_bytes(start: fx.Node) -> int:
     """The bytes of the operands or of the results, whichever are more."""
     return max(bytes_of_value(start), sum(map(bytes_of_value, start.all_input_nodes)))
-
-
-def bytes_of_value(node: fx.Node) -> int:
-    """The bytes of a node's tensors; 0 for sizes that depend on values."""
-    tensors = [value for value in op_table.items_of(node.meta.get("val")) if isinstance(value, torch.Tensor)]
-    known = [value for value in tensors if not torch_compat.has_unknown_sizes(value)]
-    return sum(math.prod(torch_compat.hints(value.size())) * value.element_size() for value in known)
 
 
 def multiplications(node: fx.Node) -> int:

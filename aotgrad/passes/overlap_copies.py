@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aotgrad.graph import op_table
+from aotgrad.graph.geometry import bytes_of_value
 from aotgrad.graph.host_copies import OFFLOAD, speed_of
 from aotgrad.graph.message_order import Message, arrival_places
 from aotgrad.ir import Partition
-from aotgrad.passes.overlap_collectives import Collective, OverlapCollectives, Parts, bytes_of_value
+from aotgrad.passes.overlap_collectives import Collective, OverlapCollectives, Parts
 
 
 def overlap_copies(partition: Partition, max_bytes: int) -> Partition:

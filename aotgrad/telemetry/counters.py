@@ -8,7 +8,8 @@
 to compile (option `min_graph_ops`). `graphs`: graphs given to backends. `hits`, `misses`: calls that found a plan, or did
 not. `fallbacks`: calls without a plan that ran eagerly. `transformed`: calls inside a `torch.func` transform that ran
 compiled. `inlined`: calls inside a transform that ran the original function, and derivatives of such functions.
-`eager_on_error`: functions and backwards that failed to compile and run eagerly (option `on_error`).
+`eager_on_error`: functions and backwards that failed to compile and run eagerly (option `on_error`). `shared_pieces`: pieces
+of graphs that run the code of an equal one (option `share_layers`).
 
 The cache on disk (`docs/cache.md`) counts: `cache_hits` and `cache_misses`: functions that it contained, or did not;
 `artefact_hits` and `artefact_misses`: graphs whose Inductor code it contained, or did not; `cache_bypasses`: functions that

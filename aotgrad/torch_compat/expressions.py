@@ -62,7 +62,10 @@ def was_symbol(value: Any, name: str) -> bool:
     """Whether a number was created as the symbol `name`; torch represents a bool as `name == 1`."""
     if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return False
-    return str(value.node._expr) == (f"Eq({name}, 1)" if isinstance(value, torch.SymBool) else name)
+    expr = value.node._expr
+    if isinstance(value, torch.SymBool):
+        return isinstance(expr, sympy.Eq) and str(expr) == f"Eq({name}, 1)"
+    return isinstance(expr, sympy.Symbol) and expr.name == name
 
 
 def expression_of(number: Any) -> Any:

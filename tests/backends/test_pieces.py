@@ -1,68 +1,17 @@
-"""Graphs with ops that are not compiled: which nodes are, in what order the pieces run, and what they keep alive."""
+"""Graphs in pieces: what they keep alive, and which pieces are equal."""
 
 from __future__ import annotations
 
-import operator
 import weakref
 
+import pytest
 import torch
 import torch.fx as fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad.backends.eager import boxed_code
-from aotgrad.backends.pieces import compile_in_pieces, must_be_cut, stages_of, uncompiled_nodes
-
-
-def traced(function, *args: torch.Tensor) -> fx.GraphModule:
-    return make_fx(function, tracing_mode="fake")(*args)
-
-
-def between(x, y):
-    sparse = (x * 2).to_sparse()
-    return torch.sparse.mm(sparse * 3, y.sin()).exp()
-
-
-def names(nodes) -> set[str]:
-    return {node.name for node in nodes}
-
-
-def test_dense_nodes_are_in_even_stages() -> None:
-    module = traced(between, torch.eye(3), torch.ones(3, 2))
-    stages = {node.name: stage for node, stage in stages_of(module.graph).items()}
-    assert must_be_cut(module.graph) and not must_be_cut(traced(torch.sin, torch.ones(2)).graph)
-    assert stages["mul"] == stages["sin"] == 0 and stages["_to_sparse"] == stages["mul_1"] == 1 and stages["exp"] == 2
-
-
-def test_what_parts_of_sparse_tensors_lead_to_is_not_compiled() -> None:
-    module = traced(lambda x: torch.sparse.sum(x.to_sparse()).sin() + x.cos(), torch.eye(3))
-    assert {"sin", "add"} <= names(uncompiled_nodes(module.graph)) and "cos" not in names(uncompiled_nodes(module.graph))
-
-
-def test_an_op_without_a_shape_function_is_not_compiled_and_what_reads_its_results_is() -> None:
-    module = make_fx(lambda x: torch.linalg.lstsq(x * 2, x).solution.sin())(torch.eye(3))
-    apart = {node.target for node in uncompiled_nodes(module.graph)}
-    assert must_be_cut(module.graph) and apart == {torch.ops.aten.linalg_lstsq.default, operator.getitem}
-
-
-def test_writes_into_views_of_complex_tensors_are_not_compiled() -> None:
-    def written(x):
-        y = x * 2
-        y.diagonal().zero_()
-        y[0] = 1
-        return y
-
-    apart = names(uncompiled_nodes(make_fx(torch.func.functionalize(written))(torch.ones(2, 2) + 1j).graph))
-    assert {"diagonal_scatter", "select_scatter"} <= apart and "mul" not in apart
-    assert not must_be_cut(make_fx(torch.func.functionalize(written))(torch.ones(2, 2)).graph)
-
-
-def test_effects_stay_between_what_is_around_them() -> None:
-    def draws(x):
-        first = torch.rand_like(x.to_sparse().to_dense())
-        return first + torch.rand(3) + x.sin()
-
-    stages = {node.name: stage for node, stage in stages_of(traced(draws, torch.eye(3)).graph).items()}
-    assert stages["rand_like"] == stages["rand"] == 2 > stages["_to_sparse"]
+from aotgrad.backends.pieces import Cut, NodeGroup, compile_pieces, copy_with_sizes
+from aotgrad.backends.uncompiled import cut_uncompiled
+from tests.backends.test_uncompiled import between, traced
 
 
 def test_pieces_compute_what_the_graph_does_and_let_go_of_what_nobody_reads() -> None:
@@ -82,6 +31,48 @@ def test_pieces_compute_what_the_graph_does_and_let_go_of_what_nobody_reads() ->
 
     x, y = torch.eye(3), torch.ones(3, 2)
     args = [x, y]
-    (result,) = compile_in_pieces(traced(lambda *args: (between(*args),), x, y), compile_dense)(args)
+    module = traced(lambda *args: (between(*args),), x, y)
+    (result,) = compile_pieces(module, cut_uncompiled(module.graph), compile_dense)(args)
     assert torch.equal(result, between(x, y)) and args == []
     assert seen == [("mul", False), ("exp", False)]  # what the first piece has made is freed when the last one starts
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_equal"),
+    [
+        (lambda x: x + 2, lambda x: x + 2, True),
+        (lambda x: x + 2, lambda x: x + 2.0, False),
+        (lambda x: x + 2, lambda x: x + 3, False),
+        (lambda x: x.sin(), lambda x: x.cos(), False),
+        (lambda x: x[0], lambda x: x[1], False),
+        (lambda x: x * x, lambda x: x * x, True),
+    ],
+)
+def test_pieces_are_equal_if_they_compute_the_same(one, other, are_equal) -> None:
+    module = traced(lambda x, y: (one(x), other(y)), torch.ones(2, 2), torch.ones(2, 2))
+    graph = copy_with_sizes(module.graph)
+    ops = [node for node in graph.nodes if node.op == "call_function"]
+    half = len(ops) // 2
+    pieces = Cut.of(graph, [NodeGroup(ops[:half]), NodeGroup(ops[half:])]).pieces
+    assert (pieces[0].key == pieces[1].key) is are_equal
+
+
+@pytest.mark.parametrize("y", [torch.ones(3, 2), torch.ones(2, 2).double(), torch.ones(2, 2).t()[:, :1].expand(2, 2)])
+def test_inputs_of_another_kind_make_another_piece(y: torch.Tensor) -> None:
+    module = traced(lambda x, y: (x.sin(), y.sin()), torch.ones(2, 2), y)
+    graph = copy_with_sizes(module.graph)
+    pieces = Cut.of(graph, [NodeGroup([node]) for node in graph.nodes if node.op == "call_function"]).pieces
+    assert pieces[0].key != pieces[1].key
+
+
+def test_a_node_in_several_groups_is_computed_by_each() -> None:
+    module = traced(lambda x: (x.sin().cos(), x.sin().exp()), torch.ones(3))
+    graph = copy_with_sizes(module.graph)
+    sin, cos, other_sin, exp = (node for node in graph.nodes if node.op == "call_function")
+    exp.args = (sin,)
+    graph.erase_node(other_sin)
+    cut = Cut.of(graph, [NodeGroup([sin, cos]), NodeGroup([sin, exp])])
+    assert [(piece.reads, piece.makes) for piece in cut.pieces] == [(("x_1",), ("cos",)), (("x_1",), ("exp",))]
+    x = torch.randn(3)
+    found = compile_pieces(module, cut, boxed_code)([x])
+    torch.testing.assert_close(found, (x.sin().cos(), x.sin().exp()), rtol=0, atol=0)

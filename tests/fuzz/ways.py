@@ -2,6 +2,7 @@
 
 WAYS["eager"](f, aotgrad.nop, dynamic=True)         `aot_function`, whose graphs run as they are
 WAYS["inductor"](f, aotgrad.nop, dynamic=True)      the same, but Inductor compiles the graphs
+WAYS["pieces"](f, aotgrad.nop, dynamic=True)        the same, but it compiles a few ops at a time
 WAYS["dynamo"](f, aotgrad.nop, dynamic=True)        `torch.compile`, and Inductor
 """
 
@@ -22,6 +23,14 @@ def by_aot_function(f, *args, options=None, **keywords):
 def by_inductor(f, *args, options=None, **keywords):
     options = {"verify": True, "min_graph_ops": 0, **(options or {})}
     with mock.patch("aotgrad.api.users_backend", lambda *given: aotgrad.backends.get("inductor")):
+        return aotgrad.aot_function(f, *args, **keywords, options=options)
+
+
+def by_pieces(f, *args, options=None, **keywords):
+    from tests.in_pieces import IN_PIECES
+
+    options = {"verify": True, "min_graph_ops": 0, **(options or {})}
+    with mock.patch("aotgrad.api.users_backend", lambda *given: IN_PIECES):
         return aotgrad.aot_function(f, *args, **keywords, options=options)
 
 
@@ -46,5 +55,5 @@ def has_graph_breaks(compiled) -> bool:
     return is_dynamos and bool(torch._dynamo.utils.counters["graph_break"])
 
 
-WAYS = {"eager": by_aot_function, "inductor": by_inductor, "dynamo": by_dynamo}
-THROUGH_INDUCTOR = ("inductor", "dynamo")
+WAYS = {"eager": by_aot_function, "inductor": by_inductor, "pieces": by_pieces, "dynamo": by_dynamo}
+THROUGH_INDUCTOR = ("inductor", "pieces", "dynamo")

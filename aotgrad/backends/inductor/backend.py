@@ -32,17 +32,19 @@ from aotgrad.backends.generator_inputs import (
 )
 from aotgrad.backends.inductor.cpp_kernels import CppKernel, compile_together
 from aotgrad.backends.inductor.wrapper_code import Wrapper
+from aotgrad.backends.layers import cut_layers
 from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
 from aotgrad.backends.lone_ops import gains_alone
 from aotgrad.backends.parts import keep_memory_of_parts
-from aotgrad.backends.pieces import compile_in_pieces, must_be_cut
+from aotgrad.backends.pieces import Cut, compile_pieces
 from aotgrad.backends.seeds import draw_once, give_backward_own_seeds
+from aotgrad.backends.uncompiled import cut_uncompiled, must_be_cut
 from aotgrad.graph import op_table
 from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.lock import COMPILING
-from aotgrad.slots import Gradient, IntermediateBase, Saved, SlotSignature, UserOutput
+from aotgrad.slots import Gradient, IntermediateBase, Primal, Saved, SlotSignature, UserOutput
 from aotgrad.telemetry.code_version import code_version
 
 
@@ -50,13 +52,14 @@ from aotgrad.telemetry.code_version import code_version
 class InductorBackend:
     """`mode` is one of `torch.compile`'s and chooses Inductor's configuration; `settings` are additional names and values.
 
-    `artefacts` stores compiled graphs, if given.
+    `artefacts` stores compiled graphs, if given. `share_layers`: equal layers of a graph are compiled once.
     """
 
     mode: str = "default"
     settings: tuple[tuple[str, Any], ...] = ()
     name: str = "inductor"
     fuses: bool = True
+    share_layers: bool = False
     artefacts: Artefacts | None = None
 
     @property
@@ -68,9 +71,10 @@ class InductorBackend:
         return gains_alone(node)
 
     def with_options(self, options: Options) -> InductorBackend:
-        """This backend with the mode and settings of the options, if set."""
+        """This backend with the mode, the settings and the sharing of the options, if set."""
         mode = self.mode if options.mode == "default" else options.mode
-        return replace(self, mode=mode, settings=(*self.settings, *options.inductor))
+        settings = (*self.settings, *options.inductor)
+        return replace(self, mode=mode, settings=settings, share_layers=self.share_layers or options.share_layers)
 
     def configured(self, **more: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, Inductor has this backend's configuration."""
@@ -145,11 +149,17 @@ class InductorBackend:
     def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
         module = job.half.module
         with COMPILING:
-            if must_be_cut(module.graph):
-                compiled = compile_in_pieces(module, functools.partial(self._compile_piece, job))
+            if (cut := self.cut(module.graph, shared)) is not None:
+                compiled = compile_pieces(module, cut, functools.partial(self._compile_piece, job))
             else:
                 compiled = bind_tensors(self._load_or_make(job, shared), closed_over_tensors(module))
         return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
+
+    def cut(self, graph: fx.Graph, shared: Shared) -> Cut | None:
+        """The pieces of a graph; `None` if it is compiled as a whole, as CUDA graphs are."""
+        if must_be_cut(graph):
+            return cut_uncompiled(graph)
+        return cut_layers(graph) if self.share_layers and not shared.cudagraphs else None
 
     def _load_or_make(self, job: Job, shared: Shared) -> Callable:
         """A compiled graph, loaded from the store or compiled and stored."""
@@ -191,10 +201,12 @@ class InductorBackend:
     def _compile_piece(self, job: Job, piece: fx.GraphModule) -> Callable:
         """Compile a piece of a half; all its results keep the traced strides."""
         settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
-        signature = SlotSignature((), tuple(map(UserOutput, range(len(outputs_of(piece.graph))))))
-        dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings)
+        inputs = map(Primal, range(len(piece.graph.find_nodes(op="placeholder"))))
+        signature = SlotSignature(tuple(inputs), tuple(map(UserOutput, range(len(outputs_of(piece.graph))))))
+        dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings, job.configuration)
         with torch_compat.reported_output_strides():
-            return bind_tensors(self._make(dense, Shared(False, frozenset())), closed_over_tensors(piece))
+            compiled = self._load_or_make(dense, Shared(False, frozenset()))
+        return bind_tensors(compiled, closed_over_tensors(piece))
 
     def cache_key(self) -> str | None:
         with self.configured():

@@ -1,0 +1,87 @@
+"""Cuts a graph into pieces, so that a compiler only gets ops that it can compile.
+
+    a = mul(x, 2); s = to_sparse(a); t = mul(s, 3); b = mm(t, a); c = sin(b)
+    pieces: [a] compiled; [s, t, b] not compiled; [c] compiled
+
+Not compiled are:
+- sparse values: Inductor treats them as dense, with the strides that the trace made up.
+- values computed from `values()` or `indices()` of a sparse tensor: the trace does not know their number.
+- ops without a shape function, such as `linalg.lstsq`: Inductor would need their sizes, which depend on data.
+- writes into a view of a complex tensor: Inductor makes them in place, and moves reads of the tensor before them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.backends.pieces import Cut, NodeGroup, copy_with_sizes
+from aotgrad.graph import op_table
+
+
+def must_be_cut(graph: fx.Graph) -> bool:
+    """Whether a graph has ops that must not be compiled."""
+    return any(is_sparse(node) or is_left_whole(node) for node in graph.nodes)
+
+
+def is_left_whole(node: fx.Node) -> bool:
+    """Whether a dense node is not compiled."""
+    return is_sized_by_values(node) or is_complex_scatter(node)
+
+
+def is_sized_by_values(node: fx.Node) -> bool:
+    """Whether a node is an op without a shape function, or one of its results."""
+    op = node.all_input_nodes[0].target if op_table.is_getitem(node.target) else node.target
+    return torch_compat.READS_VALUES.get(op) is torch_compat.Read.SIZES
+
+
+def is_complex_scatter(node: fx.Node) -> bool:
+    """Whether a node writes into a view of a complex tensor."""
+    value = node.meta.get("val")
+    is_scatter = node.op == "call_function" and op_table.short_name(node.target) in VIEW_SCATTERS
+    return is_scatter and isinstance(value, torch.Tensor) and value.is_complex()
+
+
+VIEW_SCATTERS = ("as_strided_scatter", "diagonal_scatter", "select_scatter", "slice_scatter")
+
+
+def is_sparse(node: fx.Node) -> bool:
+    values = op_table.items_of(node.meta.get("val"))
+    return any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in values)
+
+
+def uncompiled_nodes(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes that are not compiled: those left whole, those with sparse values, and what depends on parts of these."""
+    from_parts: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_part = op_table.short_name(node.target) in torch_compat.PARTS_OF_SPARSE
+        if node.op != "output" and (is_part or any(each in from_parts for each in node.all_input_nodes)):
+            from_parts.add(node)
+    from_parts.update(filter(is_left_whole, graph.nodes))
+    return from_parts.union(node for node in graph.nodes if any(map(is_sparse, (node, *node.all_input_nodes))))
+
+
+def cut_uncompiled(graph: fx.Graph) -> Cut:
+    """A graph in pieces that are compiled and others."""
+    graph = copy_with_sizes(graph)
+    stages = stages_of(graph)
+    groups = [[node for node in stages if stages[node] == stage] for stage in sorted(set(stages.values()))]
+    return Cut.of(graph, [NodeGroup(nodes, is_compiled=stages[nodes[0]] % 2 == 0) for nodes in groups])
+
+
+def stages_of(graph: fx.Graph) -> dict[fx.Node, int]:
+    """The stage of each node: even if it is compiled, otherwise odd. No op moves across an effect."""
+    stages, apart = dict[fx.Node, int](), uncompiled_nodes(graph)
+    barrier = latest = 0
+    for node in graph.nodes:
+        if node.op in ("placeholder", "get_attr", "output"):
+            continue
+        is_barrier = op_table.runs_once(node.target) or op_table.writes_first_argument(node.target)
+        earliest = max((stages.get(each, 0) for each in node.all_input_nodes), default=0)
+        if not op_table.is_getitem(node.target):  # an item stays with its tuple
+            earliest = max(earliest, latest if is_barrier else barrier)
+        stages[node] = earliest + (earliest % 2 != (node in apart))
+        latest = max(latest, stages[node])
+        barrier = latest if is_barrier else barrier
+    return stages

@@ -1,0 +1,127 @@
+"""Which layers of a graph are equal, where they are cut, and what a piece computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from aotgrad.backends.eager import boxed_code
+from aotgrad.backends.layers import Layers, cut_layers
+from aotgrad.backends.pieces import Cut, compile_pieces, copy_with_sizes
+
+LAYERS = 4
+WEIGHTS = [torch.randn(6, 6) for _ in range(2 * LAYERS)]
+X = torch.randn(5, 6)
+
+
+def traced(function: Callable, *args: torch.Tensor, mode: str = "fake") -> fx.GraphModule:
+    return make_fx(function, tracing_mode=mode)(*args)
+
+
+def residual(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor]:
+    for k in range(0, len(weights), 2):
+        hidden = torch.nn.functional.layer_norm(x, (6,)).mm(weights[k].t()).relu()
+        x = x + hidden.mm(weights[k + 1]).sin() * hidden.mm(weights[k + 1]).cos() + x.neg().sigmoid() * x.tanh()
+    return (x.sum(),)
+
+
+def run(module: fx.GraphModule, cut: Cut, *args: Any) -> tuple[Any, int]:
+    """The results of a cut, and how many pieces were compiled."""
+    compiled: list[fx.GraphModule] = []
+
+    def compile(piece: fx.GraphModule) -> Callable:
+        compiled.append(piece)
+        return boxed_code(piece)
+
+    return compile_pieces(module, cut, compile)(list(args)), len(compiled)
+
+
+def test_small_layers_share_a_piece_and_one_value_flows_between_them() -> None:
+    module = traced(residual, X, *WEIGHTS)
+    cut = cut_layers(module.graph)
+    assert cut is not None
+    keys = [piece.key for piece in cut.pieces]
+    (layer,) = {key for key in keys if keys.count(key) > 1}
+    pairs = [piece for piece in cut.pieces if piece.key == layer]
+    assert len(pairs) == LAYERS / 2 and all(len(piece.makes) == 1 and len(piece.reads) == 5 for piece in pairs)
+    results, compilations = run(module, cut, X, *WEIGHTS)
+    torch.testing.assert_close(results, residual(X, *WEIGHTS), rtol=0, atol=0)
+    assert compilations == len(set(keys)) < len(keys)
+
+
+def test_layers_of_other_sizes_are_not_equal() -> None:
+    module = traced(residual, X, *WEIGHTS[:4], torch.randn(7, 6), torch.randn(7, 6), *WEIGHTS[4:])
+    cut = cut_layers(module.graph)
+    assert cut is None or len({piece.key for piece in cut.pieces}) > 2
+
+
+def test_a_graph_without_equal_layers_is_compiled_whole() -> None:
+    assert cut_layers(traced(lambda x, w: (x.mm(w).sin().sum(),), X, WEIGHTS[0]).graph) is None
+    chains = traced(lambda x: (*(x[k].sin().cos() for k in range(5)),), X)
+    assert cut_layers(chains.graph) is None  # too small
+
+
+def test_symbolic_sizes() -> None:
+    module = traced(residual, X, *WEIGHTS, mode="symbolic")
+    cut = cut_layers(module.graph)
+    assert cut is not None and len({piece.key for piece in cut.pieces}) < len(cut.pieces)
+    results, _ = run(module, cut, X, *WEIGHTS)
+    torch.testing.assert_close(results, residual(X, *WEIGHTS), rtol=0, atol=0)
+
+
+def cut_before(module: fx.GraphModule, *names: str) -> Cut:
+    layers = Layers.of(copy_with_sizes(module.graph))
+    return layers.cut_at(k for k, op in enumerate(layers.ops) if op.name in names)
+
+
+def test_views_and_cheap_values_of_what_is_there_are_computed_again() -> None:
+    def function(x, w):
+        hidden = x.mm(w)
+        rows, gate = hidden.t(), hidden.sigmoid() * 2
+        return rows.mm(x), gate * hidden
+
+    module = traced(function, X, WEIGHTS[0])
+    first, second = cut_before(module, "mm_1").pieces
+    assert first.makes == ("mm",) and {"t", "sigmoid", "mul"} <= {node.name for node in second.graph.nodes}
+    results, _ = run(module, cut_before(module, "mm_1"), X, WEIGHTS[0])
+    torch.testing.assert_close(tuple(results), function(X, WEIGHTS[0]), rtol=0, atol=0)
+
+
+def test_a_value_that_several_pieces_read_is_computed_once() -> None:
+    def function(x, w):
+        table = x.cos()
+        return x.mm(w) * table, x.mm(w).sin() * table
+
+    first, *others = cut_before(traced(function, X, WEIGHTS[0]), "mm", "mm_1").pieces
+    assert first.makes == ("cos",) and all("cos" in piece.reads for piece in others)
+
+
+def test_inputs_are_written_by_the_last_piece_that_reads_them() -> None:
+    def function(x, w):
+        new = w - x.t().mm(x)
+        product = x.mm(w)
+        w.copy_(new)
+        return (product.sin(),)
+
+    module = make_fx(torch.func.functionalize(function, remove="mutations"), tracing_mode="fake")(X, WEIGHTS[0])
+    pieces = cut_before(module, "mm_1", "sin").pieces
+    writers = [k for k, piece in enumerate(pieces) if any("copy_" in node.name for node in piece.graph.nodes)]
+    assert writers == [1]
+    x, w = X.clone(), WEIGHTS[0].clone()
+    expected_x, expected_w = X.clone(), WEIGHTS[0].clone()
+    results, _ = run(module, cut_before(module, "mm_1", "sin"), x, w)
+    torch.testing.assert_close(tuple(results), function(expected_x, expected_w), rtol=0, atol=0)
+    torch.testing.assert_close(w, expected_w, rtol=0, atol=0)
+
+
+def test_writes_inside_of_a_graph_and_communication_keep_it_whole() -> None:
+    def written(x, *weights):
+        x = x.clone()
+        x.add_(1)
+        return residual(x, *weights)
+
+    assert cut_layers(traced(written, X, *WEIGHTS).graph) is None
