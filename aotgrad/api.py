@@ -16,7 +16,7 @@ import copy
 import functools
 import inspect
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -51,6 +51,7 @@ from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import USUAL, GradientForms, WrapperLayout
 from aotgrad.subclasses.passages import running_call
 from aotgrad.telemetry.graph_names import qualified_name
+from aotgrad.training_step.step import train_step
 from aotgrad.transforms.dispatch import Dispatch
 
 
@@ -66,6 +67,7 @@ def aot_function(
     *,
     dynamic: bool | None = False,
     options: Mapping[str, Any] | None = None,
+    state: Iterable[Any] | None = None,
 ) -> Callable:
     """Compile `fn` ahead of time, forward and backward.
 
@@ -81,6 +83,8 @@ def aot_function(
         inference_compiler: for graphs without a backward; `fw_compiler` if `None`.
         dynamic: `True`: symbolic sizes; `None`: symbolic where they change between calls; `False`: never.
         options: see `aotgrad.Options`.
+        state: the modules, optimizers and tensors that `fn` changes by a `backward()` or an update inside. The function is
+            then a `train_step`, whose results have no history.
 
     Returns:
         A function with the signature, name and docstring of `fn`. Arguments of another kind (shape, dtype,
@@ -91,6 +95,8 @@ def aot_function(
         CaptureError, BackendError, OptionError: at the first call that needs a plan (options: at once).
     """
     backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
+    if state is not None:
+        return train_step(fn, state, backend=backend, options={"dynamic": dynamic, **(options or {})})
     given = {"dynamic": dynamic, "keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     cache = PlanCache(compiler_of(backend, partition_fn, Options.from_mapping(given)), qualified_name(fn))
     transformed = Dispatch(cache)

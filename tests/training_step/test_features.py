@@ -9,6 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 import aotgrad
+from aotgrad.errors import CaptureError
 from aotgrad.ir import ConstantOutput
 from tests.training_step.comparing import Training, assert_trains_like_eager, batches, build
 
@@ -233,3 +234,23 @@ def test_gradients_that_are_not_kept(backend):
     for plan in step.plans():
         optimizer_state = [each for each in plan.executable.meta.outputs if not isinstance(each, ConstantOutput)]
         assert len(optimizer_state) == (0 if plan.hits else 4)
+
+
+def test_aot_function_captures_a_backward_into_its_state():
+    model, other = (nn.Linear(3, 2) for _ in range(2))
+    other.load_state_dict(model.state_dict())
+    compiled = aotgrad.aot_function(lambda x: model(x).square().sum().backward(), aotgrad.nop, state=[model])
+    x = torch.randn(4, 3)
+    for _ in range(3):
+        assert compiled(x) is None
+        other(x).square().sum().backward()
+    assert torch.equal(model.weight.grad, other.weight.grad) and torch.equal(model.bias.grad, other.bias.grad)
+    assert len(compiled.plans()) == 2  # without gradients, and with them
+
+
+def test_what_aot_function_is_not_told_of_is_refused():
+    model = nn.Linear(3, 2)
+    compiled = aotgrad.aot_function(lambda x: model(x).sum().backward(), aotgrad.nop, state=[torch.zeros(1)])
+    with pytest.raises(CaptureError, match=r"'model\.weight' a gradient"):
+        compiled(torch.randn(4, 3))
+    assert model.weight.grad is None
