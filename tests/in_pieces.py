@@ -10,7 +10,7 @@ import math
 import torch.fx as fx
 
 from aotgrad.backends.inductor.backend import InductorBackend, Shared
-from aotgrad.backends.layers import Layers, has_writes_inside, inputs_of_pieces, is_tensor_or_number, may_be_in_pieces
+from aotgrad.backends.layers import Layers, has_writes_inside, inputs_of_pieces, may_be_an_input, may_be_in_pieces
 from aotgrad.backends.pieces import Cut, copy_with_sizes
 from aotgrad.backends.uncompiled import must_be_cut
 
@@ -29,7 +29,7 @@ class InPieces(InductorBackend):
         if not possible:
             return None
         cut = layers.cut_at(possible)
-        return cut if all(map(is_tensor_or_number, inputs_of_pieces(cut))) else None
+        return cut if all(map(may_be_an_input, inputs_of_pieces(cut))) else None
 
 
 IN_PIECES = InPieces()

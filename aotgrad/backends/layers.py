@@ -45,7 +45,7 @@ def cut_layers(graph: fx.Graph) -> Cut | None:
     if not layers.repeats:
         return None
     cut = layers.cut()
-    return cut if saves_enough(cut.pieces) and all(map(is_tensor_or_number, inputs_of_pieces(cut))) else None
+    return cut if saves_enough(cut.pieces) and all(map(may_be_an_input, inputs_of_pieces(cut))) else None
 
 
 def saves_enough(pieces: Sequence[Piece]) -> bool:
@@ -65,8 +65,9 @@ def remove_profiler_ops(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def is_tensor_or_number(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor) or op_table.is_symbolic_value(node)
+def may_be_an_input(node: fx.Node) -> bool:
+    """Whether Inductor takes a value of this kind: tensors and sizes, but no objects and floats."""
+    return isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, int))
 
 
 def may_be_in_pieces(node: fx.Node) -> bool:
@@ -184,12 +185,8 @@ def computed_again(
         again.update(views_of_memory(value))
     owners = dict.fromkeys(memory_owner(value) for op in ops for value in op.all_input_nodes)
     owners = [owner for owner in owners if home.get(owner, group) < group]
-    kept |= {
-        owner
-        for owner in owners
-        if len(readers.get(owner, set()) - {home[owner]}) > 1 or not op_table.is_cheap(owner.target)
-    }
-    for owner in (owner for owner in owners if owner not in kept):
+    kept |= {owner for owner in owners if not may_be_made_again(owner) or len(readers.get(owner, set()) - {home[owner]}) > 1}
+    for owner in owners:
         if (made := cheap_ops_for(owner, kept, home)) is None:
             kept.add(owner)
         else:
@@ -204,11 +201,16 @@ def views_of_memory(value: fx.Node) -> Iterator[fx.Node]:
         value = viewed
 
 
+def may_be_made_again(node: fx.Node) -> bool:
+    """Whether a value may be computed again. Uninitialized memory would have other contents."""
+    return op_table.is_cheap(node.target) and not op_table.is_uninitialized(node.target)
+
+
 def cheap_ops_for(value: fx.Node, kept: Collection[fx.Node], home: Mapping[fx.Node, int]) -> set[fx.Node] | None:
     """The cheap ops that compute a value of inputs and of values that are kept; `None` if others are needed, too."""
     if value in kept or value not in home:
         return set()
-    if viewed_node(value) is None and not op_table.is_cheap(value.target):
+    if viewed_node(value) is None and not may_be_made_again(value):
         return None
     parts = [cheap_ops_for(each, kept, home) for each in value.all_input_nodes]
     return None if None in parts else {value}.union(*(part for part in parts if part))

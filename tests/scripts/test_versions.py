@@ -92,7 +92,9 @@ def test_a_sample_is_of_all_tests_below_a_folder():
     assert every("tests/numerics") == 1
 
 
-def test_a_sample_is_every_so_many_th_test():
+def test_a_sample_is_every_so_many_th_test(monkeypatch):
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # -v changes what is printed
+
     def collected(every: int) -> list[str]:
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/graph/test_strided_overlap.py"]
         return [line for line in output_of(command, every, minutes=1).splitlines() if "::" in line]
