@@ -10,8 +10,8 @@ import math
 import torch.fx as fx
 
 from aotgrad.backends.inductor.backend import InductorBackend, Shared
-from aotgrad.backends.layers import Layers, has_writes_inside, inputs_of_pieces, may_be_an_input, may_be_in_pieces
-from aotgrad.backends.pieces import Cut, copy_with_sizes
+from aotgrad.backends.layers import Layers, cut_where
+from aotgrad.backends.pieces import Cut
 from aotgrad.backends.uncompiled import must_be_cut
 
 OPS_OF_A_PIECE = 3
@@ -21,15 +21,12 @@ class InPieces(InductorBackend):
     """Cuts where no op and its items come apart."""
 
     def cut(self, graph: fx.Graph, shared: Shared) -> Cut | None:
-        if must_be_cut(graph) or has_writes_inside(graph) or not all(map(may_be_in_pieces, graph.nodes)):
-            return super().cut(graph, shared)
-        layers = Layers.of(copy_with_sizes(graph))
-        borders = range(len(layers.ops) % OPS_OF_A_PIECE, len(layers.ops), OPS_OF_A_PIECE)
-        possible = [each for each in borders if layers.bytes_across(each, len(layers.ops)) < math.inf]
-        if not possible:
-            return None
-        cut = layers.cut_at(possible)
-        return cut if all(map(may_be_an_input, inputs_of_pieces(cut))) else None
+        return super().cut(graph, shared) if must_be_cut(graph) else cut_where(graph, borders_every_few_ops)
+
+
+def borders_every_few_ops(layers: Layers) -> list[int]:
+    borders = range(len(layers.ops) % OPS_OF_A_PIECE, len(layers.ops), OPS_OF_A_PIECE)
+    return [each for each in borders if layers.bytes_across(each, len(layers.ops)) < math.inf]
 
 
 IN_PIECES = InPieces()

@@ -3,7 +3,7 @@
 `base.Backend` is the interface; a `FunctionBackend` wraps any callable of the user's. `registry` finds backends by name.
 `eager` runs a graph's own code, `interpreter` runs it op by op, `inductor` compiles it. `corrected` lists the corrections of
 Inductor, `own_rules` is for arguments with a `__torch_function__`; `buffer_reuse`, `in_place_updates`, `closed_over`,
-`copies`, `floats`, `layouts`, `pieces` and `seeds` prepare graphs.
+`copies`, `floats`, `layouts` and `seeds` prepare graphs. `pieces` runs a graph that `uncompiled` or `layers` has cut.
 """
 
 from __future__ import annotations

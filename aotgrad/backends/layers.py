@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,25 +37,28 @@ MANY_OPS = 20
 
 def cut_layers(graph: fx.Graph) -> Cut | None:
     """A cut with equal pieces, if there are any."""
+    cut = cut_where(graph, lambda layers: [border for repeat in layers.repeats for border in layers.borders(repeat)])
+    return cut if cut is not None and saves_enough(cut.pieces) else None
+
+
+def cut_where(graph: fx.Graph, borders: Callable[[Layers], Sequence[int]]) -> Cut | None:
+    """A cut at some borders; `None` if there are none, or the graph cannot be cut."""
     if not all(map(may_be_in_pieces, graph.nodes)) or has_writes_inside(graph):
         return None
     graph = copy_with_sizes(graph)
     remove_profiler_ops(graph)
     layers = Layers.of(graph)
-    if not layers.repeats:
+    if not (chosen := borders(layers)):
         return None
-    cut = layers.cut()
-    return cut if saves_enough(cut.pieces) and all(map(may_be_an_input, inputs_of_pieces(cut))) else None
+    cut = layers.cut_at(chosen)
+    inputs = (node for piece in cut.pieces for node in piece.graph.find_nodes(op="placeholder"))
+    return cut if all(map(may_be_an_input, inputs)) else None
 
 
 def saves_enough(pieces: Sequence[Piece]) -> bool:
     """Whether a quarter of the nodes need not be compiled."""
     sizes = {piece.key: len(piece.graph.nodes) for piece in pieces}
     return 4 * sum(sizes.values()) <= 3 * sum(len(piece.graph.nodes) for piece in pieces)
-
-
-def inputs_of_pieces(cut: Cut) -> Iterator[fx.Node]:
-    return (node for piece in cut.pieces for node in piece.graph.find_nodes(op="placeholder"))
 
 
 def remove_profiler_ops(graph: fx.Graph) -> None:
@@ -102,10 +105,6 @@ class Layers:
         labels = [(call_key(op, value_key) or object(), value_key(op)) for op in ops]
         return cls(graph, ops, [each for each in find_repeats(labels, LEAST) if is_layer(ops, each)])
 
-    def cut(self) -> Cut:
-        """The graph in pieces: the layers, and what lies between them."""
-        return self.cut_at(border for repeat in self.repeats for border in self.borders(repeat))
-
     def cut_at(self, borders: Iterable[int]) -> Cut:
         """The graph in pieces that begin at these ops."""
         ends = itertools.pairwise(sorted({0, len(self.ops), *borders}))
@@ -123,8 +122,8 @@ class Layers:
     def borders(self, repeat: Repeat) -> range:
         """Where the blocks of a repeat begin and end: where the fewest bytes flow from one to the next. Empty: nowhere."""
         starts = range(repeat.start, repeat.start + repeat.slack + 1)
-        start = min(starts, key=lambda start: self.bytes_across(start + repeat.period, repeat.period))
-        if math.isinf(self.bytes_across(start + repeat.period, repeat.period)):
+        least, start = min((self.bytes_across(start + repeat.period, repeat.period), start) for start in starts)
+        if math.isinf(least):
             return range(0)
         computing = sum(map(computes_elements, self.ops[repeat.start : repeat.start + repeat.period]))
         size = min(math.ceil(MANY_OPS / computing), repeat.count) * repeat.period
@@ -179,13 +178,11 @@ def computed_again(
 
     A value that several later groups read is kept, since each of them would compute it.
     """
-    again: set[fx.Node] = set()
-    kept = {node for node in home if home[node] == group}
-    for value in dict.fromkeys(value for op in ops for value in op.all_input_nodes if home.get(value, group) < group):
-        again.update(views_of_memory(value))
-    owners = dict.fromkeys(memory_owner(value) for op in ops for value in op.all_input_nodes)
-    owners = [owner for owner in owners if home.get(owner, group) < group]
-    kept |= {owner for owner in owners if not may_be_made_again(owner) or len(readers.get(owner, set()) - {home[owner]}) > 1}
+    read = dict.fromkeys(value for op in ops for value in op.all_input_nodes if home.get(value, group) < group)
+    again = {view for value in read for view in views_of_memory(value)}
+    owners = [owner for owner in dict.fromkeys(map(memory_owner, read)) if owner in home]
+    several = {owner for owner in owners if len(readers.get(owner, set()) - {home[owner]}) > 1}
+    kept = several.union(ops, (owner for owner in owners if not may_be_made_again(owner)))
     for owner in owners:
         if (made := cheap_ops_for(owner, kept, home)) is None:
             kept.add(owner)

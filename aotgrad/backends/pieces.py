@@ -23,6 +23,7 @@ from aotgrad.backends.graphs import inserting_behind_inputs
 from aotgrad.graph.copies import copy_graph, copy_node
 from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.graph.equality import call_key
+from aotgrad.graph.geometry import geometry_key, kind
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable
@@ -139,10 +140,8 @@ def value_key(node: fx.Node) -> Hashable:
     """Equal for values of the same kind, sizes and strides. Symbolic numbers are compared by their expressions."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor):
-        return str(value) if torch_compat.has_symbols(value) else type(value)
-    if value.layout is not torch.strided:
-        return (value.layout, value.dtype, value.device, str(value.shape))
-    return (value.dtype, value.device, str((*value.shape, *value.stride(), value.storage_offset())), value.dim())
+        return torch_compat.expression_of(value) if torch_compat.has_symbols(value) else type(value)
+    return geometry_key(value) or (value.layout, *kind(value), *map(torch_compat.expression_of, value.size()))
 
 
 def compile_pieces(module: fx.GraphModule, cut: Cut, compile_piece: Callable[[fx.GraphModule], Callable]) -> BoxedCallable:
@@ -155,20 +154,23 @@ def compile_pieces(module: fx.GraphModule, cut: Cut, compile_piece: Callable[[fx
     compiled: dict[Hashable, Callable] = {}
     for piece in cut.pieces:
         if piece.key not in compiled:
-            compile = compile_piece if piece.is_compiled else boxed_code
-            compiled[piece.key] = compile(LazyGraphModule(module, piece.graph))
+            compiler = compile_piece if piece.is_compiled else boxed_code
+            compiled[piece.key] = compiler(LazyGraphModule(module, piece.graph))
     counters["shared_pieces"] += len(cut.pieces) - len(compiled)
-    steps = [(compiled[piece.key], piece) for piece in cut.pieces]
+    # Names only: nodes would keep all graphs alive.
+    inputs = cut.inputs
+    steps = [(compiled[piece.key], piece.reads, piece.last_reads, piece.makes) for piece in cut.pieces]
+    results = [(value.name, None) if isinstance(value, fx.Node) else (None, value) for value in cut.results]
 
     def run(args: list) -> tuple[Any, ...]:
-        values = dict(zip(cut.inputs, args, strict=True))
+        values = dict(zip(inputs, args, strict=True))
         args.clear()
-        for call, piece in steps:
-            given = [values[name] for name in piece.reads]
-            for name in piece.last_reads:
+        for call, reads, last_reads, makes in steps:
+            given = [values[name] for name in reads]
+            for name in last_reads:
                 del values[name]
-            values.update(zip(piece.makes, call(given), strict=True))
-        return tuple(fx.map_arg(list(cut.results), lambda node: values[node.name]))
+            values.update(zip(makes, call(given), strict=True))
+        return tuple(constant if name is None else values[name] for name, constant in results)
 
     run._boxed_call = True
     return run

@@ -34,6 +34,18 @@ class Geometry:
         return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset())
 
 
+def kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (type(tensor), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())
+
+
+def geometry_key(value: Any) -> tuple | None:
+    """A key that is equal for equal views of one tensor. Symbolic numbers are compared by their expressions."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    numbers = (*value.size(), *value.stride(), value.storage_offset())
+    return (*kind(value), value.dim(), *map(torch_compat.expression_of, numbers))
+
+
 def bytes_of_value(node: fx.Node) -> int:
     """The bytes of a node's tensors, with the sizes of the traced call; 0 for sizes that depend on values."""
     tensors = [value for value in op_table.items_of(node.meta.get("val")) if isinstance(value, torch.Tensor)]

@@ -26,6 +26,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph.ends import output_node, outputs_of
+from aotgrad.graph.geometry import geometry_key
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
@@ -98,14 +99,6 @@ def is_geometric_view(node: fx.Node) -> bool:
     if node.target is operator.getitem:
         return isinstance(node.args[0], fx.Node) and node.args[0].target in ops.GEOMETRIC_VIEWS
     return node.target in ops.GEOMETRIC_VIEWS
-
-
-def geometry_key(value: Any) -> tuple | None:
-    """A key that is equal for equal views of one tensor. Symbolic numbers are compared by their expressions."""
-    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
-        return None
-    numbers = (*value.size(), *value.stride(), value.storage_offset())
-    return (*rewrite.kind(value), value.dim(), *map(torch_compat.expression_of, numbers))
 
 
 def join_reshapes(node: fx.Node) -> None:

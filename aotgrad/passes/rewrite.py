@@ -16,6 +16,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.geometry import kind
 from aotgrad.passes import ops
 
 
@@ -74,7 +75,3 @@ def same_value_type(one: fx.Node, other: fx.Node) -> bool:
     if a.layout is not torch.strided or b.layout is not torch.strided or kind(a) != kind(b):
         return False
     return torch_compat.known_equal((*a.size(), *a.stride()), (*b.size(), *b.stride()))
-
-
-def kind(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (type(tensor), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())

@@ -118,7 +118,18 @@ def test_inputs_are_written_by_the_last_piece_that_reads_them() -> None:
     torch.testing.assert_close(w, expected_w, rtol=0, atol=0)
 
 
-def test_writes_inside_of_a_graph_and_communication_keep_it_whole() -> None:
+def test_communication_keeps_a_graph_whole() -> None:
+    graph = traced(residual, X, *WEIGHTS).graph
+    assert cut_layers(graph) is not None
+    first = next(node for node in graph.nodes if node.op == "call_function")
+    with graph.inserting_before(first):
+        waited = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, first.args[:1])
+    waited.meta = dict(first.args[0].meta)
+    first.replace_input_with(first.args[0], waited)
+    assert cut_layers(graph) is None
+
+
+def test_writes_inside_of_a_graph_keep_it_whole() -> None:
     def written(x, *weights):
         x = x.clone()
         x.add_(1)

@@ -57,6 +57,16 @@ def test_pieces_are_equal_if_they_compute_the_same(one, other, are_equal) -> Non
     assert (pieces[0].key == pieces[1].key) is are_equal
 
 
+def test_a_constant_is_a_result() -> None:
+    module = traced(lambda x: (x.sin(),), torch.ones(2))
+    (sin,) = (node for node in module.graph.nodes if node.op == "call_function")
+    next(node for node in module.graph.nodes if node.op == "output").args = ((None, sin, 3),)
+    graph = copy_with_sizes(module.graph)
+    cut = Cut.of(graph, [NodeGroup([node for node in graph.nodes if node.op == "call_function"])])
+    first, found, last = compile_pieces(module, cut, boxed_code)([torch.ones(2)])
+    assert (first, last) == (None, 3) and torch.equal(found, torch.ones(2).sin())
+
+
 @pytest.mark.parametrize("y", [torch.ones(3, 2), torch.ones(2, 2).double(), torch.ones(2, 2).t()[:, :1].expand(2, 2)])
 def test_inputs_of_another_kind_make_another_piece(y: torch.Tensor) -> None:
     module = traced(lambda x, y: (x.sin(), y.sin()), torch.ones(2, 2), y)
