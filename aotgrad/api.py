@@ -155,9 +155,10 @@ def compiler_of(backend: Backend, partition_fn: Callable, options: Options) -> C
 
 
 def clear_cache(compiled: Callable) -> None:
-    """Free all plans of a function or module from `aot_function` or `aot_module`."""
+    """Free all plans of a function or module from `aot_function`, `aot_module` or `train_step`."""
     compiled.plan_cache.clear()
-    compiled.transformed.clear()
+    if hasattr(compiled, "transformed"):  # a step has no derivatives
+        compiled.transformed.clear()
 
 
 def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
@@ -165,7 +166,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
     Args:
         mod: the module; it is not changed.
-        *args, **kwargs: as for `aot_function`, without `fn` and `num_params_buffers`.
+        *args, **kwargs: as for `aot_function`, without `fn`, `num_params_buffers` and `state`.
 
     Returns:
         A module that shares everything with `mod` (parameters, buffers, hooks, `training`, `state_dict`) and is an
@@ -177,6 +178,8 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         >>> list(model.state_dict())
         ['weight', 'bias']
     """
+    if "state" in kwargs:
+        raise TypeError("aot_module compiles a forward and takes no state; for a function with a backward: train_step")
     lifted = LiftedModule(mod)
     compiled_forward: Any = aot_function(lifted.forward, *args, **kwargs)
     cache, transformed = compiled_forward.plan_cache, compiled_forward.transformed

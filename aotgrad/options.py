@@ -50,7 +50,8 @@ class Options:
             a product is to recompute than a sum. `"measured"`: measured on first use, in about 50 ms, and stored
             (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a typical figure for the device and dtype.
         share_layers: compile equal layers once: the graph is cut into pieces, and equal pieces share their code. Compilation
-            takes less time; ops of different layers do not fuse. Inductor's; not with CUDA graphs.
+            takes less time; ops of different layers do not fuse. Inductor's; not with CUDA graphs. `None`: with `train_step`
+            only.
         functionalize_rng: make compiled graphs pure functions of their inputs: seed and offset of the GPU's generator are
             inputs of the forward, and the offset to advance to is an output. A draw on a CPU, whose generator has no offset,
             and a draw in a backward are compile-time errors.
@@ -79,7 +80,7 @@ class Options:
     offload: bool | int | str = False
     checkpoint_policies: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
     collectives_first: bool = False
-    share_layers: bool = False
+    share_layers: bool | None = None
     mode: str = "default"
     inductor: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     on_error: str = "raise"
@@ -230,7 +231,7 @@ LEGAL_VALUES: dict[str, Sequence[Any] | Budgets | HostMemory] = {
     "offload": HostMemory(),
     "partitioner": ("min_cut", "save_all", "recompute_all"),
     "plan_limit": range(1, 1025),
-    "share_layers": (True, False),
+    "share_layers": (True, False, None),
     "verify": (True, False),
 }
 

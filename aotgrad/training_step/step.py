@@ -75,7 +75,9 @@ def train_step(
 
 
 def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any], keep_gradients: bool) -> PlanCache:
-    chosen = Options.from_mapping({"keep_input_mutations": True, "share_layers": True, **options})
+    chosen = Options.from_mapping({"keep_input_mutations": True, **options})
+    if chosen.share_layers is None:
+        chosen = chosen.replace(share_layers=True)
     if not keep_gradients:  # Inductor would compute all updates in one kernel, since they read the same numbers
         apart = torch_compat.fusions_that_save(BYTES_OF_NUMBERS)
         early = (*chosen.joint_passes, passes.EarlyUpdates())

@@ -248,6 +248,28 @@ def test_aot_function_captures_a_backward_into_its_state():
     assert len(compiled.plans()) == 2  # without gradients, and with them
 
 
+@pytest.mark.parametrize(("asked", "shares"), [(None, True), (False, False), (True, True)])
+def test_a_step_shares_layers_unless_it_is_told_not_to(asked, shares):
+    with aotgrad.config.patch(share_layers=asked):
+        step = aotgrad.train_step(lambda x: x, [torch.zeros(1)])
+    assert step.plan_cache.compiler.backend.share_layers is shares
+
+
+def test_a_module_has_no_state_of_a_step():
+    with pytest.raises(TypeError, match="train_step"):
+        aotgrad.aot_module(nn.Linear(3, 2), aotgrad.nop, state=[])
+
+
+def test_the_plans_of_a_step_are_freed():
+    model = nn.Linear(3, 2)
+    compiled = aotgrad.aot_function(lambda x: model(x).sum().backward(), aotgrad.nop, state=[model])
+    compiled(torch.ones(1, 3))
+    aotgrad.clear_cache(compiled)
+    assert len(compiled.plans()) == 0
+    compiled(torch.ones(1, 3))
+    torch.testing.assert_close(model.bias.grad, torch.full((2,), 2.0))
+
+
 def test_what_aot_function_is_not_told_of_is_refused():
     model = nn.Linear(3, 2)
     compiled = aotgrad.aot_function(lambda x: model(x).sum().backward(), aotgrad.nop, state=[torch.zeros(1)])

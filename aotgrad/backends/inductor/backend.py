@@ -74,7 +74,7 @@ class InductorBackend:
         """This backend with the mode, the settings and the sharing of the options, if set."""
         mode = self.mode if options.mode == "default" else options.mode
         settings = (*self.settings, *options.inductor)
-        return replace(self, mode=mode, settings=settings, share_layers=self.share_layers or options.share_layers)
+        return replace(self, mode=mode, settings=settings, share_layers=self.share_layers or bool(options.share_layers))
 
     def configured(self, **more: Any) -> contextlib.AbstractContextManager[None]:
         """Inside, Inductor has this backend's configuration."""
