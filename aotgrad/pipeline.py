@@ -25,6 +25,7 @@ from aotgrad import passes, torch_compat
 from aotgrad.analysis import analyze
 from aotgrad.backends.base import Backend
 from aotgrad.backends.eager import EAGER
+from aotgrad.backends.gradient_mode import in_gradient_mode
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.garbage import collection_paused
 from aotgrad.capture.kernels import reject_kernels_in_shared_memory
@@ -402,6 +403,7 @@ def compile_forward(
             compiled = backend.recompile(own.forward, joint.static_inputs, partition.backward is not None)
         else:
             compiled = backend.compile(own, joint.static_inputs)
+    compiled = in_gradient_mode(compiled, forward)
     backward_passes = passes.pipeline("backward", built_in, options.backward_passes)
     compiled = with_backward_passes(names.of_backward(compiled), backward_passes, observe.after_pass)
     return partition, with_eager_backwards(compiled) if options.on_error == "eager" else compiled

@@ -513,6 +513,15 @@ def is_drawn_from_seed(target: Any) -> bool:
     return op_name(target) in DRAWN_FROM_SEED
 
 
+WORKSPACE_POSITIONS = {"aten.mkldnn_rnn_layer": 3}
+"""Ops that return a workspace for their backward, and its place among their results. They do in the gradient mode only."""
+
+
+def position_of_workspace(target: Any) -> int | None:
+    """The place of an op's workspace among its results; `None` if it has none."""
+    return WORKSPACE_POSITIONS.get(op_name(target))
+
+
 def is_getitem(target: Any) -> bool:
     return target is operator.getitem
 

@@ -87,7 +87,8 @@ class ValueGuard:
         """
         replay = torch_compat.RandomReplay() if self.draws else None
         try:
-            with torch_compat.below_autograd(), torch_compat.disable_autocast(), replay() if replay else NO_DRAWS:
+            draws = replay() if replay else NO_DRAWS
+            with torch_compat.below_autograd(), torch_compat.disable_autocast(), torch.enable_grad(), draws:
                 results = self.compute(*tensors)
         except Exception as error:
             return f"computing them raises {type(error).__name__}: {error}", ()

@@ -138,6 +138,8 @@ def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node, rules: Rules) ->
     name = op_table.short_name(node.target)
     if op_table.has_effect(node.target):
         return f"{name} has effects, so it runs once"
+    if op_table.position_of_workspace(node.target) is not None and analysis.tagged.get(node) is not tags.RECOMPUTE:
+        return f"{name} has a workspace of unknown size, so it runs once"
     if op_table.draws(node):
         may_rerun = rules.random and random_state.can_record(node)
         return None if may_rerun else f"{name} would draw other random numbers the second time"

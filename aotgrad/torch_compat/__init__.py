@@ -133,6 +133,7 @@ from aotgrad.torch_compat.contexts import (
     no_jit_autocast,
     normal_mode,
     only_places_tensors,
+    outside_of_fake_kernels,
     run_below_autograd,
     unobserved,
     without_own_rules,
@@ -216,6 +217,7 @@ from aotgrad.torch_compat.functional_tensors import (
     view_root,
     with_recorded_views,
     wrapped_result,
+    wrapped_results,
 )
 from aotgrad.torch_compat.functionalization import (
     COMPUTED_BEFORE_WRITTEN,
@@ -332,9 +334,11 @@ from aotgrad.torch_compat.kernels import (
     OUT_IS_LOST,
     ROUNDED_OTHERWISE,
     add_kernel,
+    constructor_of,
     ctc_loss_of_lists,
     eager_composite,
     eager_dropout,
+    eager_lstm,
     eager_matmul,
     eager_op,
     is_rounded_otherwise,

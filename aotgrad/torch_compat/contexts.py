@@ -115,7 +115,15 @@ def bare_evaluation() -> Iterator[None]:
     """Inside, ops run for real and as written, whatever modes, autocast or grad mode surround the compilation."""
     from torch.utils._python_dispatch import _disable_current_modes
 
-    with _disable_current_modes(), normal_mode(), torch.no_grad(), disable_autocast():
+    with _disable_current_modes(), outside_of_fake_kernels(), normal_mode(), torch.no_grad(), disable_autocast():
+        yield
+
+
+@contextlib.contextmanager
+def outside_of_fake_kernels() -> Iterator[None]:
+    """Inside, new tensors have memory, also while an op computes the metadata of a fake result."""
+    with torch._C._PreserveDispatchKeyGuard():
+        torch._C._set_meta_in_tls_dispatch_include(False)
         yield
 
 

@@ -18,7 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
 from aotgrad.torch_compat.contexts import normal_mode
-from aotgrad.torch_compat.functional_tensors import wrapped_result
+from aotgrad.torch_compat.functional_tensors import wrapped_result, wrapped_results
 from aotgrad.torch_compat.generators import draw_from, generator_of, is_default_generator, with_generator
 from aotgrad.torch_compat.layouts import AbsoluteGeometry, UnsafePieces, keep_layouts, keep_lazy_bits
 from aotgrad.torch_compat.memory import is_dense
@@ -406,7 +406,7 @@ def _record_ordinary_op(mode: FunctionalTensorMode, op: Any, args: Any, kwargs: 
             return wrapped_result(mode, result)
         if result is NotImplemented:
             return result
-        parts = type(result)(wrapped_result(mode, part) if isinstance(part, FakeTensor) else part for part in result)
+        parts = wrapped_results(mode, result)
         mode._pieces.note(op, args, kwargs, parts)
         return parts
 

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import math
+import unittest.mock
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,7 +30,8 @@ def symbolic_kernels() -> Iterator[None]:
     with (
         replace_kernels(torch.ops.aten.dropout.default, eager_dropout),
         replace_kernels(torch.ops.aten.matmul.default, eager_matmul),
-        replace_kernels(torch.ops.aten.lstm.input, lstm_with_eager_shapes),
+        replace_kernels(torch.ops.aten.lstm.input, eager_lstm),
+        unittest.mock.patch.object(torch._prims_common, "dtype_to_type_ctor", constructor_of),
         contextlib.ExitStack() as stack,
     ):
         for op in DECOMPOSED_OTHERWISE:
@@ -161,6 +163,22 @@ def eager_matmul(python_kernel: Callable, one: torch.Tensor, other: torch.Tensor
             torch.autograd.graph.increment_version(result)
         return result
     return torch.ops.aten.matmul.default._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, one, other)
+
+
+_constructor_of = torch._prims_common.dtype_to_type_ctor
+
+
+def constructor_of(dtype: torch.dtype) -> Callable:
+    """The type of numbers of a dtype; a symbolic number stays one for complex tensors, too."""
+    constructor = _constructor_of(dtype)
+    return (lambda x: x if isinstance(x, torch.SymFloat) else constructor(x)) if dtype.is_complex else constructor
+
+
+def eager_lstm(python_kernel: Callable, input: torch.Tensor, states: Sequence[torch.Tensor], *args: Any) -> Any:
+    """Eager's kernel, of whole layers, if sizes are known. On a GPU it reads the addresses of weights."""
+    if input.device.type == "cpu" and not any(map(has_symbols, pytree.tree_leaves((input, states, args)))):
+        return eager_op(torch.ops.aten.lstm.input, python_kernel, input, states, *args)
+    return lstm_with_eager_shapes(python_kernel, input, states, *args)
 
 
 def lstm_with_eager_shapes(python_kernel: Callable, input: torch.Tensor, states: Sequence[torch.Tensor], *args: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import in_kernel_invocation_manager
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -167,3 +168,10 @@ def test_own_rules_are_off():
     x = torch.ones(2).as_subclass(Refusing)
     with compat.without_own_rules():
         assert (x + 1).tolist() == [2, 2]
+
+
+def test_tensors_have_memory_outside_of_the_kernels_of_fakes(fake_mode):
+    included = torch._C._meta_in_tls_dispatch_include()
+    with in_kernel_invocation_manager(fake_mode), compat.outside_of_fake_kernels():
+        assert torch.ones(2).sum().item() == 2
+    assert torch._C._meta_in_tls_dispatch_include() is included

@@ -33,6 +33,8 @@ def test_what_is_computed_from_closed_over_tensors_is_functional(fake_mode):
         assert not compat.any_functional([real[1:]])
         wrapped = compat.wrapped_result(trace.functional_mode, trace.fake)
         assert compat.any_functional([wrapped]) and compat.from_functional(wrapped) is trace.fake
+        one, other, nothing = compat.wrapped_results(trace.functional_mode, (trace.fake, trace.fake, None))
+        assert one is other and compat.from_functional(one) is trace.fake and nothing is None
 
 
 def test_any_functional_tells_traced_tensors(fake_mode):

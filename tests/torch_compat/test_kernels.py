@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotgrad import torch_compat as compat
@@ -132,3 +133,26 @@ def test_what_single_and_half_precision_round_otherwise():
     assert compat.single(0.5) == 0.5
     assert [compat.is_rounded_otherwise(0.15, dtype) for dtype in (torch.float32, torch.float64)] == [True, False]
     assert [compat.is_rounded_otherwise(p, torch.bfloat16) for p in (0.1, 0.5)] == [True, False]
+
+
+def test_a_symbolic_number_is_no_complex_constant():
+    number = ShapeEnv().create_unbacked_symfloat()
+    assert compat.constructor_of(torch.complex64)(number) is number
+    assert compat.constructor_of(torch.complex64)(1.0) == 1 + 0j
+    assert compat.constructor_of(torch.float32)(1) == 1.0
+
+
+def test_a_recurrent_layer_of_known_sizes_has_the_kernel_of_eager(fake_mode):
+    decomposed = []
+
+    def python_kernel(input, states, *args):
+        decomposed.append(input)
+        return input, *states
+
+    layer, state = torch.nn.LSTM(3, 4), torch.zeros(1, 1, 4)
+    others = (list(layer.parameters()), True, 1, 0.0, True, False, False)
+    x = torch.randn(2, 1, 3)
+    assert torch.equal(compat.eager_lstm(python_kernel, x, [state, state], *others)[0], layer(x)[0])
+    assert not decomposed
+    compat.eager_lstm(python_kernel, symbolic(fake_mode, 2, 1, 3), [state, state], *others)
+    assert len(decomposed) == 1

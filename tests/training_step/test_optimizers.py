@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.testing._internal.common_optimizers import _get_optim_inputs_including_global_cliquey_kwargs, optim_db
 
 from tests.training_step.comparing import Training, assert_trains_like_eager, batches, plain_step
-
-REFUSED = ("LBFGS", "SparseAdam")
-NO_GRAPH = ("differentiable",)
-"""Updates of leaves that autograd records raise in eager."""
-
-
-def configurations() -> Iterator[Any]:
-    for info in optim_db:
-        kind = info.optim_cls
-        if kind.__name__ not in REFUSED:
-            inputs = _get_optim_inputs_including_global_cliquey_kwargs("cpu", torch.float32, info, skip=NO_GRAPH)
-            for settings in {str(each.kwargs): each.kwargs for each in inputs}.values():
-                yield pytest.param(kind, settings, id=f"{kind.__name__}-{label(settings)}")
-
-
-def label(settings: dict[str, Any]) -> str:
-    return ",".join(f"{name}={value}" for name, value in settings.items())
+from tests.training_step.configurations import CONFIGURATIONS, MODELS, Configuration, batches_of, training_of
 
 
 def training_with(kind: type[torch.optim.Optimizer], settings: dict[str, Any]) -> Training:
     """A small model, whose learning rate changes after each step."""
     model = nn.Sequential(nn.Linear(4, 3, bias=False), nn.Tanh(), nn.Linear(3, 2, bias=False))
-    copied = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in settings.items()}
-    optimizer = kind(model.parameters(), **copied)
+    optimizer = Configuration(kind, settings).optimizer(model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
 
     return Training(plain_step(model, optimizer), [model, optimizer], lambda k: scheduler.step())
 
 
-@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
-@pytest.mark.parametrize(("kind", "settings"), [*configurations()])
-def test_a_configuration(kind, settings):
-    assert_trains_like_eager(lambda: training_with(kind, settings), batches(5), plans=2)
+every_configuration = pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+pytestmark = pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
 
 
-@pytest.mark.filterwarnings("ignore:.*lr_scheduler.step")
-@pytest.mark.parametrize(("kind", "settings"), [*configurations()])
-def test_a_configuration_with_early_updates(kind, settings):
-    assert_trains_like_eager(lambda: training_with(kind, settings), batches(3), keep_gradients=False)
+@every_configuration
+def test_a_configuration(configuration):
+    assert_trains_like_eager(lambda: training_with(configuration.kind, configuration.settings), batches(5), plans=2)
+
+
+@every_configuration
+def test_a_configuration_with_early_updates(configuration):
+    make = lambda: training_with(configuration.kind, configuration.settings)  # noqa: E731
+    assert_trains_like_eager(make, batches(3), keep_gradients=False)
+
+
+@pytest.mark.parametrize(("place", "configuration"), [*enumerate(CONFIGURATIONS)], ids=str)
+def test_a_configuration_trains_a_model(place, configuration):
+    """Each with one of the models, in turn; `scripts/conformance/optimizers.py` trains all of them."""
+    case = [*MODELS.values()][place % len(MODELS)]
+    assert_trains_like_eager(lambda: training_of(case, configuration), batches_of(case, 3), plans=2)
 
 
 def test_a_threshold_of_the_step_count_makes_one_plan_more():
