@@ -42,11 +42,16 @@ class NotAnswered(Exception):
 
 
 class ValueReads:
-    """The answers that one trace got."""
+    """The answers that one trace got.
+
+    Attributes:
+        asked: whether the function asked about a value.
+        is_over: whether no more questions are answered: the function is traced, and its graph is compiled.
+    """
 
     def __init__(self, level: Level, arguments: Sequence[torch.Tensor], shared: bool = False) -> None:
         self.level, self.shared = level, shared
-        self.asked = False
+        self.asked = self.is_over = False
         # Aliases: while a training step is traced, its parameters hold traced values.
         self._arguments = tuple(argument.detach() for argument in arguments) if level else ()
         self._prologue: Prologue | None = None
@@ -55,13 +60,13 @@ class ValueReads:
 
     def begin(self, recorder: Recorder, fake_mode: FakeTensorMode, convention: CallingConvention) -> None:
         """Start a trace, in place of an earlier one."""
-        self._conditions = {}
+        self._conditions, self.is_over = {}, False
         self._recorder, self._fake_mode = recorder, fake_mode
         self._prologue = Prologue(recorder, convention, self._arguments) if self.level else None
 
     def guard(self) -> ValueGuard | None:
         """The guard of the answers, `None` if there were none. Ends answering, and frees the values."""
-        prologue, self._prologue, self._arguments = self._prologue, None, ()
+        prologue, self._prologue, self._arguments, self.is_over = self._prologue, None, (), True
         if prologue is not None and self._conditions:
             self._guard = ValueGuard(self.level, *prologue.finish(), tuple(self._conditions.values()), prologue.draws)
         return self._guard

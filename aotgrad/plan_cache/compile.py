@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,7 +62,7 @@ def compile_plan(
     tensors, function = dedupe.enter(call.tensors), FlatCall.of(call, dedupe)
     known = call.known and call.known.at(dedupe.positions)
     compiler = compiler.for_call(tensors)
-    assumptions = Assumptions.of(call, compiler, earlier, dedupe)
+    assumptions, of_backend = Assumptions.of(call, compiler, earlier, dedupe), None
     while True:
         source = assumptions.source(function, tensors, known, call.serves_one_call)
         try:
@@ -76,13 +77,25 @@ def compile_plan(
                 raise
             log.info("%s: retraced with %s, after %s: %s", name, stricter, type(error).__name__, error)
             forget_frames(error)
+            of_backend = of_backend or (error if source.values is not None and source.values.is_over else None)
             assumptions = stricter
+    if of_backend is not None:
+        warnings.warn(specialized_after(of_backend, name), stacklevel=2)
     function.reads.check(tensors)
     function.output.wrappers.saved = stages.results_of_saved if function.output.has_wrappers else {}
     if call.state.check is not None:
         call.state.check(stages)
     guards = make_guards(stages, dedupe, tensors, function.reads)
     return CachedPlan(stages, guards, function.output, time.perf_counter_ns() - start_ns)
+
+
+def specialized_after(error: Exception, name: str) -> str:
+    """What a user should know of a function whose graph compiles only with constants in place of symbolic numbers."""
+    reason = str(error).strip().split("\n")[0] or "no message"
+    return (
+        f"{name} is compiled with its numbers as constants, so each change of a number makes a new plan: the graph with symbolic "
+        f"numbers does not compile, {type(error).__name__}: {reason}"
+    )
 
 
 def wrapped_gradient_form(error: WrappedGradient, dedupe: Dedupe, layout: WrapperLayout | None) -> OtherGradientForm:

@@ -8,7 +8,7 @@ from torch import nn
 
 import aotgrad
 from aotgrad.errors import CaptureError
-from tests.training_step.comparing import assert_same, batches, contents
+from tests.training_step.comparing import Training, assert_same, assert_trains_like_eager, batches, contents
 
 UNLISTED = nn.Linear(4, 2)
 COUNT = torch.zeros(())
@@ -117,3 +117,28 @@ def test_a_parameter_with_a_live_graph_in_cpp_is_still_usable():
     step()
     loss.backward()
     assert torch.equal(model.weight.grad, torch.ones(2, 4))
+
+
+def test_a_backend_that_takes_no_symbolic_numbers_is_named():
+    """The step is compiled all the same, with its numbers as constants."""
+
+    def refusing(graph, inputs):
+        if any("zuf" in str(node.meta.get("val")) for node in graph.graph.nodes):
+            raise NotImplementedError("no symbolic numbers")
+        return graph
+
+    def make():
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            if loss < 100.0:
+                optimizer.step()
+
+        return Training(step, [model, optimizer])
+
+    with pytest.warns(UserWarning, match="each change of a number makes a new plan: .* NotImplementedError: no symbolic"):
+        assert_trains_like_eager(make, batches(1), refusing)
