@@ -93,8 +93,8 @@ def specialized_after(error: Exception, name: str) -> str:
     """What a user should know of a function whose graph compiles only with constants in place of symbolic numbers."""
     reason = str(error).strip().split("\n")[0] or "no message"
     return (
-        f"{name} is compiled with its numbers as constants, so each change of a number makes a new plan: the graph with symbolic "
-        f"numbers does not compile, {type(error).__name__}: {reason}"
+        f"{name} is compiled with its numbers as constants, so each change of a number makes a new plan: the graph with "
+        f"symbolic numbers does not compile, {type(error).__name__}: {reason}"
     )
 
 

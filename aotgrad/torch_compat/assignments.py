@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -180,3 +181,14 @@ def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> None:
     torch._C._swap_tensor_impl(one, other)
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
+    for name in _slots_of(type(one)) if type(one) is type(other) else ():
+        value, value_of_other = getattr(one, name), getattr(other, name)
+        setattr(one, name, value_of_other)
+        setattr(other, name, value)
+
+
+@functools.cache
+def _slots_of(kind: type) -> tuple[str, ...]:
+    """The attributes that a class of tensors keeps in slots, as `DTensor` does."""
+    slots = (vars(base).get("__slots__", ()) for base in kind.__mro__ if base is not torch.Tensor)
+    return tuple(name for names in slots for name in ([names] if isinstance(names, str) else names))

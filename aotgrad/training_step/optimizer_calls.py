@@ -17,6 +17,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
+from aotgrad.subclasses.forms import TensorForm, form_of, is_wrapper, parts_of
 
 
 class FusedUpdates(TorchFunctionMode):
@@ -24,8 +26,29 @@ class FusedUpdates(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function in torch_compat.FUSED_UPDATES:
-            return torch_compat.record_fused_update(function, args, kwargs or {})
+            return torch_compat.record_fused_update(function, local_lists(args), kwargs or {})
         return function(*args, **(kwargs or {}))
+
+
+def local_lists(args: Sequence[Any]) -> list[Any]:
+    """The arguments of a fused update, with the parts of wrappers in their place: it computes element by element.
+
+    Raises:
+        CaptureError: the gradient or state of a parameter is distributed in another way than the parameter.
+    """
+    forms = [form_of(parameter) for parameter in args[0]]
+    return [local_list(value, forms) if isinstance(value, (list, tuple)) else value for value in args]
+
+
+def local_list(tensors: Sequence[torch.Tensor], forms: Sequence[TensorForm]) -> list[torch.Tensor]:
+    """Tensors that belong to parameters of these forms. A plain one that belongs to a wrapper belongs to each part."""
+    found: list[torch.Tensor] = []
+    for tensor, form in zip(tensors, forms, strict=bool(tensors)):
+        if is_wrapper(tensor) and form_of(tensor).layout_free_key != form.layout_free_key:
+            kind = type(tensor).__name__
+            raise CaptureError(f"a fused update of a {kind} whose gradient or state has other placements: take fused=False")
+        found += parts_of(form, tensor) if is_wrapper(tensor) else [tensor] * form.count
+    return found
 
 
 @contextlib.contextmanager

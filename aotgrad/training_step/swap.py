@@ -28,7 +28,7 @@ def swapped(real: Sequence[torch.Tensor], traced: Sequence[torch.Tensor]) -> Ite
     """
     with contextlib.ExitStack() as stack:
         for tensor, value in zip(real, traced, strict=True):
-            vars(value).update(vars(tensor))
+            vars(value).update({**vars(tensor), **vars(value)})  # what a wrapper consists of is its own
             if isinstance(tensor, torch.nn.Parameter):
                 torch_compat.mark_parameter(value)
             exchange(tensor, value)

@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.plan_cache.module_state import check_keeps_no_traced
+from aotgrad.subclasses.forms import form_of, is_wrapper, parts_of
 from aotgrad.training_step.optimizer_calls import recorded_calls, separate_fused_updates
 from aotgrad.training_step.refusals import (
     RefusedHooks,
@@ -176,6 +177,15 @@ class PythonSide:
         }
 
 
+def leaf_of(argument: torch.Tensor) -> torch.Tensor:
+    """A leaf of the same value; of a wrapper, one around leaves of its parts."""
+    if not is_wrapper(argument):
+        return torch_compat.same_functional(argument)
+    form = form_of(argument)
+    with torch.no_grad():
+        return form.assemble([torch_compat.same_functional(part) for part in parts_of(form, argument)])
+
+
 @dataclass(frozen=True)
 class Pairs:
     """The tensors of the state, with the arguments of the trace that stand for them, and leaves of the same value.
@@ -191,7 +201,7 @@ class Pairs:
     def of(cls, found: Snapshot, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> Pairs:
         real = [tensor for tensor in (*found.tensors, *found.gradients) if tensor is not None]
         arguments = [tensor for tensor in (*tensors, *gradients) if tensor is not None]
-        leaves = [torch_compat.same_functional(argument) for argument in arguments]
+        leaves = [leaf_of(argument) for argument in arguments]
         for tensor, leaf in zip(real, leaves, strict=True):
             leaf.requires_grad_(tensor.requires_grad)
         return cls(real, arguments, leaves)

@@ -102,3 +102,13 @@ def test_a_converted_view_is_not_reshaped():
         ):
             assert view.squeeze_(0).shape == (2, 3)
             view.t_()
+
+
+def test_swapped_tensors_exchange_what_their_class_keeps_in_slots():
+    class WithSlot(torch.Tensor):
+        __slots__ = ("label",)
+
+    one, other = (torch.full((2,), value).as_subclass(WithSlot) for value in (1.0, 2.0))
+    one.label, other.label = "one", "other"
+    compat.swap_tensors(one, other)
+    assert (one.label, other.label, one.sum().item()) == ("other", "one", 4.0)

@@ -15,7 +15,7 @@ With eager halves, all is compared bit for bit; with Inductor, numbers are close
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import nn
 import aotgrad
 from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.registry import as_backend
+from aotgrad.subclasses.forms import form_of, is_wrapper, parts_of
 
 Batches = Sequence[tuple[torch.Tensor, ...]]
 
@@ -123,10 +124,21 @@ def assert_same(wanted: Any, found: Any, exact: bool) -> None:
     wanted, spec = pytree.tree_flatten(wanted)
     found, found_spec = pytree.tree_flatten(found)
     assert found_spec == spec
-    for one, other in zip(wanted, found, strict=True):
+    for one, other in pairs_of_parts(wanted, found):
         if not isinstance(one, torch.Tensor):
             assert type(one) is type(other) and repr(one) == repr(other)
         elif exact:
             torch.testing.assert_close(other, one, rtol=0, atol=0, equal_nan=True, check_stride=True)
         else:
             torch.testing.assert_close(other, one, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def pairs_of_parts(wanted: Iterable[Any], found: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Pairs of values, with the parts of tensor subclasses in their place."""
+    for one, other in zip(wanted, found, strict=True):
+        if not is_wrapper(one):
+            yield one, other
+            continue
+        form, found_form = form_of(one), form_of(other)
+        assert found_form.key == form.key
+        yield from zip(parts_of(form, one), parts_of(found_form, other), strict=True)
