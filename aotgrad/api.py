@@ -26,7 +26,8 @@ from torch import nn
 
 from aotgrad import native, pipeline, torch_compat
 from aotgrad.backends import registry
-from aotgrad.backends.base import AnyBackend, Backend, FunctionBackend, GraphCompiler
+from aotgrad.backends.base import AnyBackend, GraphCompiler, PartitionCompiler
+from aotgrad.backends.kit import FunctionBackend
 from aotgrad.cache import Missing, RestoredFunction, StoredSmallGraph, look_up, lower_through_cache
 from aotgrad.convention import Dedupe
 from aotgrad.errors import BackendError, CaptureError, NotPicklable
@@ -129,7 +130,7 @@ def users_backend(
     bw_compiler: GraphCompiler | None,
     inference_compiler: GraphCompiler | None,
     decompositions: Mapping[Any, Callable] | None,
-) -> Backend:
+) -> PartitionCompiler:
     """A backend by name or itself, or a backend of a user's compilers, whose results are not stored on disk.
 
     Raises:
@@ -148,7 +149,7 @@ def users_backend(
     return backend
 
 
-def compiler_of(backend: Backend, partition_fn: Callable, options: Options) -> Compiler:
+def compiler_of(backend: PartitionCompiler, partition_fn: Callable, options: Options) -> Compiler:
     """The compiler of plans; with the option `cache`, it stores the halves of their graphs on disk."""
     compiler = make_compiler(backend, options, partition_fn)
     return replace(compiler, lower=lower_through_cache) if options.cache else compiler

@@ -23,7 +23,7 @@ import torch.fx as fx
 
 from aotgrad import passes, torch_compat
 from aotgrad.analysis import analyze
-from aotgrad.backends.base import Backend
+from aotgrad.backends.base import PartitionCompiler
 from aotgrad.backends.eager import EAGER
 from aotgrad.backends.gradient_mode import in_gradient_mode
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
@@ -208,7 +208,7 @@ class Compiler:
         derive: makes the function that computes gradients of gradients, which compiles on its first call.
     """
 
-    backend: Backend
+    backend: PartitionCompiler
     partition_fn: Callable
     options: Options
     lower: Lower | None
@@ -400,9 +400,9 @@ def compile_forward(
     own = replace(partition, forward=forward.copy())  # a backend may change what it compiles
     with names.compiling("inference" if partition.backward is None else "forward"):
         if known_to_backend:
-            compiled = backend.recompile(own.forward, joint.static_inputs, partition.backward is not None)
+            compiled = backend.compile_forward(own.forward, joint.static_inputs, partition.backward is not None)
         else:
-            compiled = backend.compile(own, joint.static_inputs)
+            compiled = backend.compile_partition(own, joint.static_inputs)
     compiled = in_gradient_mode(compiled, forward)
     backward_passes = passes.pipeline("backward", built_in, options.backward_passes)
     compiled = with_backward_passes(names.of_backward(compiled), backward_passes, observe.after_pass)

@@ -1,25 +1,17 @@
-"""The interface of backends, which compile halves to callables, and its implementation by plain functions.
+"""The interface of what compiles the halves of a partition, and what its implementations share.
 
-A backend of ten lines:
-
-    def my_compiler(gm, example_inputs):
-        print(gm.code)
-        return aotgrad.make_boxed_func(gm.forward)
-
-    aotgrad.backends.register("mine", fw_compiler=my_compiler)
-    torch.compile(model, backend=aotgrad.DynamoBackend("mine"))
+`kit.Backend` is the one for authors of backends; Inductor's is in `inductor`.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch.fx as fx
 
-from aotgrad import torch_compat
 from aotgrad.errors import BackendError
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 
@@ -42,7 +34,7 @@ Artefacts = Callable[[GraphHalf, str], "Artefact | None"]
 """Finds the artefact of a graph compiled with certain settings, given as text; `None` if the graph is not stored."""
 
 
-class Backend(Protocol):
+class PartitionCompiler(Protocol):
     """Compiles the halves of a partition. `decompositions` are applied while the function is traced.
 
     `fuses`: whether ops share kernels, so that a cheap op costs next to nothing to recompute for its reader.
@@ -69,7 +61,11 @@ class Backend(Protocol):
         """The backend's own passes, before partitioning."""
         ...
 
-    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled: ...
+    def compile_partition(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled: ...
+
+    def islands(self, graph: fx.Graph) -> Mapping[fx.Node, str]:
+        """The ops that run in eager, between the compiled parts of the graph, and why."""
+        ...
 
     def cache_key(self) -> str | None:
         """Everything besides the function that decides what it compiles to, decompositions included.
@@ -78,83 +74,24 @@ class Backend(Protocol):
         """
         ...
 
-    def storing(self, artefacts: Artefacts) -> Backend:
+    def storing(self, artefacts: Artefacts) -> PartitionCompiler:
         """This backend with a store for compiled graphs, if it can serialize them."""
         ...
 
-    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+    def compile_forward(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
         """Compile a forward half that another process has partitioned."""
         ...
 
 
-AnyBackend = str | Backend | GraphCompiler
+AnyBackend = str | PartitionCompiler | GraphCompiler
 """How users specify a backend: a registered name, a backend, or a compiler of one graph."""
-
-
-@dataclass(frozen=True)
-class FunctionBackend:
-    """A backend of plain functions `(gm, example_inputs) -> callable`, which get every graph, however small.
-
-    `key`: see `cache_key`.
-    """
-
-    name: str
-    fw_compiler: GraphCompiler
-    bw_compiler: GraphCompiler | None = None
-    inference_compiler: GraphCompiler | None = None
-    decomposition_table: Mapping[Any, Callable] = field(default_factory=dict)
-    min_graph_ops: int = 0
-    fuses: bool = True
-    key: str | None = None
-
-    def __post_init__(self) -> None:
-        if not callable(self.fw_compiler):
-            kind = type(self.fw_compiler).__name__
-            raise BackendError(
-                f"backend {self.name!r}: fw_compiler is a {kind}; it must be a callable of a graph and its inputs"
-            )
-
-    def gains_alone(self, node: fx.Node) -> bool:
-        return False
-
-    def decompositions(self) -> Mapping[Any, Callable]:
-        return self.decomposition_table
-
-    def prepare_joint(self, joint: JointGraph) -> JointGraph:
-        return joint
-
-    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
-        return self.recompile(partition.forward, static_inputs, partition.backward is not None)
-
-    def cache_key(self) -> str | None:
-        names = torch_compat.names_of_decompositions(self.decomposition_table)
-        return None if self.key is None or names is None else repr((self.key, names))
-
-    def storing(self, artefacts: Artefacts) -> Backend:
-        return self
-
-    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
-        if not differentiable:
-            inference = self.inference_compiler or self.fw_compiler
-            return Compiled(self.name, self._compile(inference, forward, "inference"), None)
-        return Compiled(self.name, self._compile(self.fw_compiler, forward, "forward"), self.compile_backward)
-
-    def compile_backward(self, half: GraphHalf) -> BoxedCallable:
-        return self._compile(self.bw_compiler or self.fw_compiler, half, "backward")
-
-    def _compile(self, compiler: GraphCompiler, half: GraphHalf, role: str) -> BoxedCallable:
-        compiled = compiler(half.module, example_inputs(half.module))
-        if not callable(compiled):
-            kind = type(compiled).__name__
-            raise BackendError(f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable")
-        return checked_arity(boxed(compiled), len(half.signature.outputs), self.name, role)
 
 
 @dataclass(frozen=True)
 class WrappedBackend:
     """Shapes graphs as another backend does; subclasses define `compile`."""
 
-    backend: Backend
+    backend: PartitionCompiler
 
     @property
     def name(self) -> str:
@@ -177,16 +114,19 @@ class WrappedBackend:
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         return self.backend.prepare_joint(joint)
 
-    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+    def islands(self, graph: fx.Graph) -> Mapping[fx.Node, str]:
+        return self.backend.islands(graph)
+
+    def compile_partition(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
         raise NotImplementedError
 
     def cache_key(self) -> str | None:
         return None
 
-    def storing(self, artefacts: Artefacts) -> Backend:
+    def storing(self, artefacts: Artefacts) -> PartitionCompiler:
         return self
 
-    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+    def compile_forward(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
         raise NotImplementedError
 
 

@@ -54,4 +54,4 @@ def is_workspace(node: fx.Node) -> bool:
         return False
     source, index = node.args
     assert isinstance(source, fx.Node)
-    return index == op_table.position_of_workspace(source.target)
+    return bool(index == op_table.position_of_workspace(source.target))

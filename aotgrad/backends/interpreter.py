@@ -13,7 +13,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.base import FunctionBackend
+from aotgrad.backends.kit import FunctionBackend
 from aotgrad.errors import AOTGradError, GraphCheckError, add_note
 from aotgrad.graph import op_table
 from aotgrad.ir import BoxedCallable

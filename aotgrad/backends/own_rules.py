@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aotgrad import torch_compat
-from aotgrad.backends.base import Artefacts, Backend, WrappedBackend
+from aotgrad.backends.base import Artefacts, PartitionCompiler, WrappedBackend
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
 
 
@@ -19,16 +19,16 @@ from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
 class PastOwnRules(WrappedBackend):
     """Compiles as another backend does."""
 
-    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
-        return self.wrapped(self.backend.compile(partition, static_inputs))
+    def compile_partition(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+        return self.wrapped(self.backend.compile_partition(partition, static_inputs))
 
-    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
-        return self.wrapped(self.backend.recompile(forward, static_inputs, differentiable))
+    def compile_forward(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+        return self.wrapped(self.backend.compile_forward(forward, static_inputs, differentiable))
 
     def cache_key(self) -> str | None:
         return self.backend.cache_key()
 
-    def storing(self, artefacts: Artefacts) -> Backend:
+    def storing(self, artefacts: Artefacts) -> PartitionCompiler:
         return replace(self, backend=self.backend.storing(artefacts))
 
     def wrapped(self, compiled: Compiled) -> Compiled:

@@ -18,7 +18,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.eager import boxed_code
+from aotgrad.backends.boxed_code import boxed_code
 from aotgrad.backends.graphs import inserting_behind_inputs
 from aotgrad.graph.copies import copy_graph, copy_node
 from aotgrad.graph.ends import output_node, outputs_of

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from aotgrad.backends.base import AnyBackend, Backend, FunctionBackend, GraphCompiler
+from aotgrad.backends.base import AnyBackend, GraphCompiler, PartitionCompiler
 from aotgrad.backends.eager import EAGER
 from aotgrad.backends.inductor.backend import INDUCTOR, InductorBackend
 from aotgrad.backends.interpreter import INTERPRETER
+from aotgrad.backends.kit import Backend, FunctionBackend
 from aotgrad.errors import BackendError
 from aotgrad.options import Options
 
-_BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (EAGER, INDUCTOR, INTERPRETER)}
+_BACKENDS: dict[str, PartitionCompiler] = {backend.name: backend for backend in (EAGER, INDUCTOR, INTERPRETER)}
 
 
 def register(
@@ -23,7 +24,7 @@ def register(
     inference_compiler: GraphCompiler | None = None,
     decompositions: Mapping[Any, Callable] | None = None,
     fuses: bool = True,
-) -> Backend:
+) -> PartitionCompiler:
     """Add a backend under `name`.
 
     Args:
@@ -40,12 +41,12 @@ def register(
     return register_backend(backend)
 
 
-def register_backend(backend: Backend) -> Backend:
+def register_backend(backend: PartitionCompiler) -> PartitionCompiler:
     _BACKENDS[backend.name] = backend
     return backend
 
 
-def get(name: str) -> Backend:
+def get(name: str) -> PartitionCompiler:
     """The backend registered under `name`.
 
     Raises:
@@ -56,7 +57,7 @@ def get(name: str) -> Backend:
     return _BACKENDS[name]
 
 
-def configured(backend: str | Backend, options: Options) -> Backend:
+def configured(backend: str | PartitionCompiler, options: Options) -> PartitionCompiler:
     """A backend, with the mode and settings for Inductor from the options.
 
     Raises:
@@ -71,7 +72,7 @@ def is_backend(backend: AnyBackend) -> bool:
     return isinstance(backend, str) or hasattr(backend, "decompositions")
 
 
-def as_backend(backend: AnyBackend) -> Backend:
+def as_backend(backend: AnyBackend) -> PartitionCompiler:
     """The backend for a name or a compiler; a backend itself.
 
     Raises:
@@ -79,8 +80,10 @@ def as_backend(backend: AnyBackend) -> Backend:
     """
     if isinstance(backend, str):
         return get(backend)
+    if isinstance(backend, type) and issubclass(backend, Backend):
+        raise BackendError(f"{backend.__name__} is a class; a backend is an instance of it")
     if is_backend(backend):
-        return cast(Backend, backend)
+        return cast(PartitionCompiler, backend)
     compiler = cast(GraphCompiler, backend)
     return FunctionBackend(getattr(compiler, "__name__", "user"), compiler)
 

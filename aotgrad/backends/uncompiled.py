@@ -12,6 +12,8 @@ Not compiled are:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 import torch
 import torch.fx as fx
 
@@ -23,6 +25,21 @@ from aotgrad.graph import op_table
 def must_be_cut(graph: fx.Graph) -> bool:
     """Whether a graph has ops that must not be compiled."""
     return any(is_sparse(node) or is_left_whole(node) for node in graph.nodes)
+
+
+def reasons(graph: fx.Graph) -> dict[fx.Node, str]:
+    """The ops that are not compiled, and why."""
+    apart = uncompiled_nodes(graph) if must_be_cut(graph) else ()
+    ops = (node for node in graph.nodes if node.op == "call_function" and not op_table.is_getitem(node.target))
+    return {node: reason_for(node) for node in ops if node in apart}
+
+
+def reason_for(node: fx.Node) -> str:
+    if is_sized_by_values(node):
+        return "the sizes of its results depend on values"
+    if is_complex_scatter(node):
+        return "it writes into a view of a complex tensor"
+    return "it computes with a sparse tensor, or with parts of one"
 
 
 def is_left_whole(node: fx.Node) -> bool:
@@ -64,15 +81,21 @@ def uncompiled_nodes(graph: fx.Graph) -> set[fx.Node]:
 
 def cut_uncompiled(graph: fx.Graph) -> Cut:
     """A graph in pieces that are compiled and others."""
+    return cut_apart(graph, uncompiled_nodes)
+
+
+def cut_apart(graph: fx.Graph, find_apart: Callable[[fx.Graph], set[fx.Node]]) -> Cut:
+    """A graph in as few pieces as possible that have only nodes apart, or none, and are not compiled, or are."""
     graph = copy_with_sizes(graph)
-    stages = stages_of(graph)
+    apart = find_apart(graph)
+    stages = stages_of(graph, apart)
     groups = [[node for node in stages if stages[node] == stage] for stage in sorted(set(stages.values()))]
     return Cut.of(graph, [NodeGroup(nodes, is_compiled=stages[nodes[0]] % 2 == 0) for nodes in groups])
 
 
-def stages_of(graph: fx.Graph) -> dict[fx.Node, int]:
-    """The stage of each node: even if it is compiled, otherwise odd. No op moves across an effect."""
-    stages, apart = dict[fx.Node, int](), uncompiled_nodes(graph)
+def stages_of(graph: fx.Graph, apart: Collection[fx.Node]) -> dict[fx.Node, int]:
+    """The stage of each node: odd if it is apart, otherwise even. No op moves across an effect."""
+    stages = dict[fx.Node, int]()
     barrier = latest = 0
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotgrad import torch_compat
-from aotgrad.backends.base import Backend
+from aotgrad.backends.base import PartitionCompiler
 from aotgrad.cache.graphs import digest_of, encode_half, text_of
 from aotgrad.cache.key import NotCacheable, settings
 from aotgrad.cache.serialize import DamagedEntry, Decoder, Encoder, NotSerializable
@@ -66,7 +66,7 @@ def count_bypass(reason: Exception) -> None:
 # --- ArtefactStore of backends --------------------------------------------------------------------------------------------
 
 
-def storing_backend(backend: Backend, store: Store) -> Backend:
+def storing_backend(backend: PartitionCompiler, store: Store) -> PartitionCompiler:
     """The backend, which stores its compiled graphs if it can."""
     return backend.storing(ArtefactStore(store, repr((backend.name, backend.cache_key()))))
 

@@ -20,7 +20,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import passes, torch_compat
-from aotgrad.backends.base import Backend
+from aotgrad.backends.base import PartitionCompiler
 from aotgrad.cache.graphs import digest_of, text_of
 from aotgrad.cache.serialize import BUILT_IN_NAMESPACES, HIGHER_ORDER, Encoder, NotSerializable
 from aotgrad.cache.store import IS_SUPPORTED
@@ -106,7 +106,7 @@ def reject_code_of_subclasses(module: fx.GraphModule, layout: WrapperLayout) -> 
             raise NotCacheable(f"a result is a {type(value).__name__}, which no digest describes")
 
 
-def compilation_key(backend: Backend, partition_fn: Callable, options: Options) -> tuple[str, ...]:
+def compilation_key(backend: PartitionCompiler, partition_fn: Callable, options: Options) -> tuple[str, ...]:
     """How a graph is compiled, as parts of its key.
 
     Raises:
@@ -143,7 +143,7 @@ def options_key(options: Options) -> str:
     return repr([(name, value) for name, value in values if name not in IRRELEVANT_OPTIONS])
 
 
-def backend_key(backend: Backend, partition_fn: Callable) -> str:
+def backend_key(backend: PartitionCompiler, partition_fn: Callable) -> str:
     """The backend with its settings, and the partition function.
 
     Raises:

@@ -75,7 +75,7 @@ def restore(
     schedule = replace(stored.schedule, segments=tuple(halves))
     names = GraphNames()
     with names.compiling("forward" if halves else "inference"):
-        compiled = names.of_backward(compiler.backend.recompile(forward, stored.static_inputs, bool(halves)))
+        compiled = names.of_backward(compiler.backend.compile_forward(forward, stored.static_inputs, bool(halves)))
     if compiler.options.on_error == "eager":
         compiled = with_eager_backwards(compiled)
     retrace = Retrace(stored, function, compiler, mode, TraceState.now())

@@ -17,7 +17,7 @@ import torch.fx as fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from aotgrad import torch_compat
-from aotgrad.backends.base import AnyBackend, Backend
+from aotgrad.backends.base import AnyBackend, PartitionCompiler
 from aotgrad.backends.registry import as_backend
 from aotgrad.debug.programs import ConcreteProgram, copy_graph_module, copy_value, with_inputs
 from aotgrad.ir import BoxedCallable, GraphHalf, Partition
@@ -128,7 +128,7 @@ def in_double_precision(value: Any) -> Any:
     return value.double() if is_float else value
 
 
-def compile_alone(program: ConcreteProgram, backend: Backend, dynamic: bool = False) -> BoxedCallable:
+def compile_alone(program: ConcreteProgram, backend: PartitionCompiler, dynamic: bool = False) -> BoxedCallable:
     """The compiled graph, without a backward; `dynamic`: for symbolic sizes."""
     module = copy_graph_module(program.module)
     mode = torch_compat.new_fake_mode()
@@ -140,7 +140,7 @@ def compile_alone(program: ConcreteProgram, backend: Backend, dynamic: bool = Fa
     inputs = tuple(Primal(k) for k in range(len(fakes)))
     outputs = tuple(UserOutput(k) for k in range(len(program.returned)))
     half = GraphHalf(module, SlotSignature(inputs, outputs))
-    return backend.compile(Partition(half, None, ()), frozenset()).forward
+    return backend.compile_partition(Partition(half, None, ()), frozenset()).forward
 
 
 def difference(result: Any, expected: Any, tolerance: float | None) -> str | None:

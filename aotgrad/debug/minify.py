@@ -21,7 +21,7 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch import nn
 
-from aotgrad.backends.base import AnyBackend, Backend, WrappedBackend
+from aotgrad.backends.base import AnyBackend, PartitionCompiler, WrappedBackend
 from aotgrad.backends.registry import as_backend
 from aotgrad.debug import programs
 from aotgrad.debug.check import BackendFailure, failure_of
@@ -173,7 +173,7 @@ class GraphRecorder(WrappedBackend):
     def min_graph_ops(self) -> int:
         return 0
 
-    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+    def compile_partition(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
         if partition.backward is None:
             return Compiled(self.name, self.record("inference", partition.forward), None)
         forward = self.record("forward", partition.forward)
@@ -190,7 +190,7 @@ class GraphRecorder(WrappedBackend):
 
 
 def graphs_of(
-    fn: Callable, args: tuple, kwargs: dict[str, Any], backend: Backend, dynamic: bool
+    fn: Callable, args: tuple, kwargs: dict[str, Any], backend: PartitionCompiler, dynamic: bool
 ) -> list[tuple[str, ConcreteProgram]]:
     """The graphs that a call and a backward through all its results run, with their inputs."""
     recorder = GraphRecorder(backend)

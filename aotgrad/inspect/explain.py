@@ -14,7 +14,7 @@ from typing import Any
 
 from aotgrad import torch_compat
 from aotgrad.backends import registry
-from aotgrad.backends.base import WrappedBackend
+from aotgrad.backends.base import AnyBackend, WrappedBackend
 from aotgrad.inspect.dynamo import DynamoExplainer
 from aotgrad.inspect.explanation import Explanation, explanation_of
 from aotgrad.ir import Compiled, Partition
@@ -42,7 +42,7 @@ class Explainer:
 
 
 def explain(
-    fn: Callable[..., Any], *, backend: str = "eager", options: Mapping[str, Any] | None = None, dynamo: bool = False
+    fn: Callable[..., Any], *, backend: AnyBackend = "eager", options: Mapping[str, Any] | None = None, dynamo: bool = False
 ) -> Explainer | DynamoExplainer:
     """Explain what is compiled for a call, and why: `explain(fn)(*args)`.
 
@@ -50,15 +50,16 @@ def explain(
         fn: a function of tensors, or a module; it is traced as it is. For a result of `torch.compile`, the original function
             is traced, without Dynamo. For a result of `aot_function` or `aot_module`, the explanation is of its plan for
             the call, which is compiled if there is none.
-        backend: the name of a registered backend. It shapes the graphs but compiles nothing. Ignored, like `options`, if
-            `fn` is compiled already.
+        backend: a registered name, or a backend. It shapes the graphs but compiles nothing. Ignored, like `options`, if `fn`
+            is compiled already.
         options: see `aotgrad.Options`.
         dynamo: explain each graph that Dynamo makes of `fn`, and the graph breaks. The function runs once for that, in
             eager, on copies of its tensors. Resets Dynamo.
 
     Returns:
         A function of the arguments of `fn` that returns an `Explanation`. Print it to see what happens to each input, what
-        each output is, the graphs, each saved value with its bytes, line and reason, the recomputed ops and their cost, the
+        each output is, the graphs, the ops that run in eager
+        between them, each saved value with its bytes, line and reason, the recomputed ops and their cost, the
         steps of one call, and the plans and backward graphs so far. `to_json()` has the same content, with sizes in bytes.
         With `dynamo`, the result is a `DynamoExplanation`.
 
@@ -73,7 +74,7 @@ def explain(
         [('x', 24)]
     """
     checked = Options.from_mapping(options)
-    compiler = make_compiler(Uncompiled(registry.get(backend)), checked)
+    compiler = make_compiler(Uncompiled(registry.as_backend(backend)), checked)
     if dynamo:
         return DynamoExplainer(fn, compiler)
     bound = getattr(fn, "calls", None)
@@ -87,7 +88,7 @@ def explain(
 class Uncompiled(WrappedBackend):
     """A backend that shapes graphs like another one, but compiles none."""
 
-    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+    def compile_partition(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
         def refuse(*args: Any) -> Any:
             raise AssertionError("a plan that is only explained does not run")
 

@@ -19,6 +19,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import ir
+from aotgrad.backends.base import PartitionCompiler
 from aotgrad.backends.in_place_updates import updates_of
 from aotgrad.graph import op_table
 from aotgrad.graph.host_copies import RELOAD
@@ -144,6 +145,23 @@ class RecomputedRow:
 
 
 @dataclass(frozen=True)
+class IslandRow:
+    """One op that runs in eager between compiled parts of a graph.
+
+    Attributes:
+        graph: the name of the graph, as in `GraphRow`.
+        name, type: of its result.
+        where: the user's line that computes it.
+    """
+
+    graph: str
+    name: str
+    type: str
+    reason: str
+    where: SourceLine | None
+
+
+@dataclass(frozen=True)
 class MemoryRow:
     """The most bytes alive while an op runs, as simulated, without arguments of the call.
 
@@ -185,7 +203,7 @@ class Explanation:
         name: the name of the function.
         backend: the name of the backend.
         note: why there are no graphs, if the original function runs in place of a plan.
-        inputs, outputs, graphs, saved, offloaded, recomputed, memory: one row each, see their types.
+        inputs, outputs, graphs, islands, saved, offloaded, recomputed, memory: one row each, see their types.
         steps: the steps of one call, in words.
         source: the emitted Python function.
         variants: the backward graphs compiled so far.
@@ -198,6 +216,7 @@ class Explanation:
     inputs: tuple[InputRow, ...] = ()
     outputs: tuple[OutputRow, ...] = ()
     graphs: tuple[GraphRow, ...] = ()
+    islands: tuple[IslandRow, ...] = ()
     saved: tuple[SavedRow, ...] = ()
     offloaded: tuple[OffloadedRow, ...] = ()
     recomputed: tuple[RecomputedRow, ...] = ()
@@ -269,6 +288,7 @@ def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequenc
                 inputs=tuple(rows.inputs()),
                 outputs=tuple(rows.outputs()),
                 graphs=tuple(rows.graphs()),
+                islands=tuple(rows.islands(cache.compiler.backend)),
                 saved=tuple(rows.saved_row(value) for value in executable.partition.saved if not value.host_bytes),
                 offloaded=tuple(rows.offloaded()),
                 recomputed=tuple(map(rows.recomputed_row, executable.partition.recomputed)),
@@ -393,12 +413,20 @@ class _Rows:
     # -- graphs
 
     def graphs(self) -> Iterator[GraphRow]:
-        executable, count = self.executable, len(self.executable.schedule.segments)
-        if count:
-            yield graph_row("joint", executable.joint)
-        yield graph_row("forward" if count else "inference", executable.partition.forward)
-        for number, half in enumerate(executable.schedule.segments):
-            yield graph_row(backward_name(number, count), half)
+        if self.executable.schedule.segments:
+            yield graph_row("joint", self.executable.joint)
+        yield from (graph_row(name, half) for name, half in self.halves())
+
+    def halves(self) -> Iterator[tuple[str, ir.GraphHalf]]:
+        """The graphs that are compiled, with their names."""
+        segments = self.executable.schedule.segments
+        yield "forward" if segments else "inference", self.executable.partition.forward
+        yield from ((backward_name(number, len(segments)), half) for number, half in enumerate(segments))
+
+    def islands(self, backend: PartitionCompiler) -> Iterator[IslandRow]:
+        for name, half in self.halves():
+            for node, reason in backend.islands(half.module.graph).items():
+                yield IslandRow(name, node_name(node, node.name), node_type(node), reason, where(node))
 
     def saved_row(self, value: ir.SavedValue) -> SavedRow:
         found = self.executable.partition.forward.results[value.slot]

@@ -46,6 +46,9 @@ def sections_of(explanation: Explanation) -> Iterator[str]:
     yield section("outputs", ("", "type", "what it is", "its gradient enters"), outputs)
     graphs = [(row.name, row.ops, row.nodes, row.inputs, row.outputs) for row in explanation.graphs]
     yield section("graphs", ("", "ops that compute", "nodes", "inputs", "outputs"), graphs)
+    if explanation.islands:
+        islands = [(row.graph, row.name, row.type, line_text(row.where), row.reason) for row in explanation.islands]
+        yield section("ops that run in eager between compiled graphs", ("in", "", "type", "line", "why"), islands)
     if any("backward" in row.name for row in explanation.graphs):
         yield saved_section(explanation)
         if explanation.offloaded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from aotgrad.backends import registry
-from aotgrad.backends.base import Backend
+from aotgrad.backends.base import PartitionCompiler
 from aotgrad.options import Options
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.pipeline import Compiler, lower
@@ -19,7 +19,7 @@ PARTITIONERS: Mapping[str, Callable] = {
 """Partition functions by the option `partitioner`."""
 
 
-def make_compiler(backend: str | Backend, options: Options, partition_fn: Callable | None = None) -> Compiler:
+def make_compiler(backend: str | PartitionCompiler, options: Options, partition_fn: Callable | None = None) -> Compiler:
     """A compiler with a backend, given by name or itself, configured by the options.
 
     Args:
@@ -29,6 +29,6 @@ def make_compiler(backend: str | Backend, options: Options, partition_fn: Callab
     return Compiler(backend, partition_fn or PARTITIONERS[options.partitioner], options, lower, higher_order)
 
 
-def make_tracer(backend: Backend, options: Options) -> Compiler:
+def make_tracer(backend: PartitionCompiler, options: Options) -> Compiler:
     """A compiler that stops at the joint graph."""
     return Compiler(backend, default_partition, options.replace(min_graph_ops=0), None, higher_order)

@@ -22,7 +22,7 @@ def wrapped_result(mode: FunctionalTensorMode, fake: torch.Tensor) -> torch.Tens
     return FunctionalTensor(torch._to_functional_tensor(fake), mode)
 
 
-def wrapped_results(mode: FunctionalTensorMode, results: Sequence[Any]) -> Sequence[Any]:
+def wrapped_results(mode: FunctionalTensorMode, results: list[Any] | tuple[Any, ...]) -> list[Any] | tuple[Any, ...]:
     """Several results of an op. One that a kernel returns twice has one wrapper, so that autograd copies it as in eager."""
     wrappers = {id(each): wrapped_result(mode, each) for each in results if isinstance(each, FakeTensor)}
     return type(results)(wrappers.get(id(each), each) for each in results)

@@ -17,6 +17,7 @@ import torch
 
 from aotgrad import passes, torch_compat
 from aotgrad.backends.base import AnyBackend
+from aotgrad.backends.kit import Backend
 from aotgrad.backends.registry import as_backend
 from aotgrad.guards.data_dependent import Level
 from aotgrad.options import Options
@@ -82,7 +83,10 @@ def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any],
         apart = torch_compat.fusions_that_save(BYTES_OF_NUMBERS)
         early = (*chosen.joint_passes, passes.EarlyUpdates())
         chosen = chosen.replace(joint_passes=early, inductor={**apart, **dict(chosen.inductor)})
-    return PlanCache(make_compiler(as_backend(backend), chosen), qualified_name(fn))
+    compiled_by = as_backend(backend)
+    if isinstance(compiled_by, Backend):
+        compiled_by = compiled_by.of_steps()
+    return PlanCache(make_compiler(compiled_by, chosen), qualified_name(fn))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from aotgrad.backends.eager import boxed_code
+from aotgrad.backends.boxed_code import boxed_code
 from aotgrad.backends.layers import Layers, cut_layers
 from aotgrad.backends.pieces import Cut, compile_pieces, copy_with_sizes
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.fx as fx
 
-from aotgrad.backends.eager import boxed_code
+from aotgrad.backends.boxed_code import boxed_code
 from aotgrad.backends.pieces import Cut, NodeGroup, compile_pieces, copy_with_sizes
 from aotgrad.backends.uncompiled import cut_uncompiled
 from tests.backends.test_uncompiled import between, traced

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 from aotgrad import torch_compat
-from aotgrad.backends import base, eager, registry
+from aotgrad.backends import eager, kit, registry
 from aotgrad.cache import key
 
 from .conftest import compiled
@@ -207,7 +207,7 @@ def test_a_backend_with_a_key_and_decompositions(counted):
     """A decomposition of torch's own is part of the key; a user's may change unnoticed."""
     own = torch_compat.decompositions_of([torch.ops.aten.silu.default])
     for table, expected in (({}, MISS), (own, MISS), ({torch.ops.aten.sin.default: lambda x: x.cos()}, BYPASS)):
-        registry.register_backend(base.FunctionBackend("known", eager.compile_eager, decomposition_table=table, key="1"))
+        registry.register_backend(kit.FunctionBackend("known", eager.compile_eager, decomposition_table=table, key="1"))
         torch._dynamo.reset()
         torch.compile(function, backend=aotgrad.DynamoBackend("known"))(*inputs())
         assert counted() == expected
@@ -347,7 +347,7 @@ def test_a_condition_on_a_size_is_assumed_again(counted):
         return eager.compile_eager(graph, example_inputs)
 
     for compiler in (compile_for_small_sizes, eager.compile_eager):
-        registry.register_backend(base.FunctionBackend("careful", compiler, key="1"))
+        registry.register_backend(kit.FunctionBackend("careful", compiler, key="1"))
         torch._dynamo.reset()
         program = torch.compile(lambda x: x.sin() * 2, backend=aotgrad.DynamoBackend("careful"), dynamic=True)
         program(torch.ones(4))

@@ -29,7 +29,7 @@ from torch._inductor import config
 
 from aotgrad.backends import registry
 from aotgrad.backends.base import example_inputs
-from aotgrad.backends.eager import boxed_code
+from aotgrad.backends.boxed_code import boxed_code
 from aotgrad.backends.inductor import backend as inductor_backend
 from aotgrad.backends.inductor import cpp_kernels
 from aotgrad.backends.inductor.backend import InductorBackend, Job, Shared

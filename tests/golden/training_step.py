@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import aotgrad
+from tests.fake_processes import fake_processes
 from tests.golden.cases import error_case
 
 MODEL = nn.Linear(4, 2)
@@ -95,6 +98,17 @@ def step_with_a_sparse_gradient():
     """A gradient that is sparse."""
     model = nn.Embedding(3, 2, sparse=True)
     aotgrad.train_step(lambda x: model(x).sum().backward(), [model], backend="eager")(torch.tensor([0]))
+
+
+@error_case
+def step_with_a_fused_update_of_other_placements():
+    """A fused update of a parameter that is whole on each process, by a gradient in shards."""
+    with fake_processes(2):
+        mesh, whole = init_device_mesh("cpu", (2,)), torch.ones(4)
+        parameter = nn.Parameter(distribute_tensor(whole, mesh, [Replicate()]))
+        parameter.grad = distribute_tensor(whole, mesh, [Shard(0)])
+        optimizer = torch.optim.SGD([parameter], lr=0.1, fused=True)
+        aotgrad.train_step(lambda x: optimizer.step(), [optimizer], backend="eager")(torch.ones(4))
 
 
 @error_case

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import aotgrad
-from aotgrad.backends.base import FunctionBackend
 from aotgrad.backends.eager import EAGER
+from aotgrad.backends.kit import FunctionBackend
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
 from aotgrad.runtime import reused_memory
 
@@ -73,8 +73,8 @@ def kinds(values: Sequence[Any]) -> list[Any]:
 class ReplayingBackend(FunctionBackend):
     replays: Replays = field(default_factory=Replays)
 
-    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
-        compiled = super().recompile(forward, static_inputs, differentiable)
+    def compile_forward(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+        compiled = super().compile_forward(forward, static_inputs, differentiable)
         backward = compiled.compile_backward
         return replace(
             compiled,

@@ -38,7 +38,7 @@ from aotgrad.backends.lone_ops import gains_alone
 from aotgrad.backends.parts import keep_memory_of_parts
 from aotgrad.backends.pieces import Cut, compile_pieces
 from aotgrad.backends.seeds import draw_once, give_backward_own_seeds
-from aotgrad.backends.uncompiled import cut_uncompiled, must_be_cut
+from aotgrad.backends.uncompiled import cut_uncompiled, must_be_cut, reasons
 from aotgrad.graph import op_table
 from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
@@ -105,15 +105,18 @@ class InductorBackend:
             module.recompile()  # Inductor's cache uses the code as the key
             return replace(joint, module=module)
 
-    def compile(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+    def islands(self, graph: fx.Graph) -> Mapping[fx.Node, str]:
+        return reasons(graph)
+
+    def compile_partition(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
         with COMPILING, self.context(partition.forward.module):
             with torch_compat.reported_output_strides() as strides:
-                compiled = self.recompile(partition.forward, static_inputs, partition.backward is not None)
+                compiled = self.compile_forward(partition.forward, static_inputs, partition.backward is not None)
             if partition.backward is not None:
                 apply_strides(partition, strides)
         return compiled
 
-    def recompile(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+    def compile_forward(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
         with self.configured():
             shared = Shared(torch_compat.inductor_uses_cudagraphs(), input_names(forward, static_inputs))
         job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})

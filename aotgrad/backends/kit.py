@@ -1,0 +1,260 @@
+"""The base class of backends for a compiler, or a device, of one's own.
+
+    class Mine(aotgrad.backends.Backend):
+        name = "mine"
+
+        def supports(self, node):
+            return node.target in MY_OPS            # other ops run in eager, between the graphs that `compile` gets
+
+        def compile(self, graph, inputs, role):
+            return my_compiler(graph)
+
+    torch.compile(model, backend=aotgrad.DynamoBackend(Mine()))
+
+`docs/backends.md` is a tutorial.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.backends.base import Artefacts, GraphCompiler, PartitionCompiler, boxed, checked_arity
+from aotgrad.backends.pieces import compile_pieces
+from aotgrad.backends.uncompiled import cut_apart
+from aotgrad.errors import BackendError
+from aotgrad.graph import op_table
+from aotgrad.graph.ends import output_node, outputs_of
+from aotgrad.graph.source_lines import source_line
+from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
+from aotgrad.slots import InputSlot, OutputSlot, Primal
+
+Role = Literal["forward", "backward", "inference", "step"]
+"""What a graph computes: a forward that saves values, its backward, a function without gradients, a whole training step."""
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """What a placeholder of a graph is.
+
+    Attributes:
+        name: of the placeholder.
+        value: a fake tensor (shape, strides, dtype, device), or a symbolic number.
+        slot: its meaning, `Primal(0)` or `Saved("sin")`; `None` for what another part of the graph computes.
+        is_static: its memory is the same in every call: a parameter, a buffer.
+        may_be_overwritten: nobody reads it after the graph, which may write over its memory.
+        source: the user's line that made it, if known.
+    """
+
+    name: str
+    value: Any
+    slot: InputSlot | None = None
+    is_static: bool = False
+    may_be_overwritten: bool = False
+    source: str | None = None
+
+    def __str__(self) -> str:
+        marks = [word for word, holds in (("static", self.is_static), ("overwritable", self.may_be_overwritten)) if holds]
+        return ", ".join([self.name if self.slot is None else str(self.slot), *marks])
+
+
+@dataclass(frozen=True)
+class GraphOutput:
+    """What a graph returns at one place: the name of its node (`None` for a constant), its meaning, and its line."""
+
+    name: str | None
+    slot: OutputSlot | None = None
+    source: str | None = None
+
+    @classmethod
+    def of(cls, node: Any, slot: OutputSlot | None = None) -> GraphOutput:
+        if not isinstance(node, fx.Node):
+            return cls(None, slot)
+        return cls(node.name, slot, source_line(node.meta.get("stack_trace")))
+
+
+class Backend:
+    """A backend: subclasses define `compile`, and may define the rest.
+
+    Attributes:
+        name: for messages and reports.
+        fuses: ops share kernels, so that the backward recomputes cheap ones instead of saving their results.
+        min_graph_ops: functions with fewer ops that compute something run eagerly.
+        writes_over: `compile` makes use of `GraphInput.may_be_overwritten`.
+    """
+
+    name: str = "user"
+    fuses: bool = True
+    min_graph_ops: int = 0
+    writes_over: bool = False
+    role_without_backward: Role = "inference"
+
+    def compile(self, graph: fx.GraphModule, inputs: Sequence[GraphInput], role: Role) -> Callable:
+        """A function of the graph's inputs that returns its results, in a list or tuple.
+
+        Results have the traced shapes, strides and dtypes. A boxed function (`make_boxed_func`) takes a list of arguments.
+
+        Args:
+            graph: functional, but for writes to inputs at its end. Its fake values are in `node.meta["val"]`.
+            inputs: one per placeholder.
+            role: what the graph is for. A backward is compiled when it first runs.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not define compile(graph, inputs, role)")
+
+    def supports(self, node: fx.Node) -> bool:
+        """Whether `compile` takes an op; others run in eager. It is asked about calls of ops, not about items of results."""
+        return True
+
+    def decompositions(self) -> Mapping[Any, Callable]:
+        """Ops that the trace takes apart, with functions that compute them."""
+        return {}
+
+    def context(self) -> contextlib.AbstractContextManager[Any]:
+        """Entered around every call of `compile`, also that of a backward on a thread of autograd."""
+        return contextlib.nullcontext()
+
+    def cache_key(self) -> str | None:
+        """Text that changes with what the backend compiles to; `None`: nothing is stored on disk."""
+        return None
+
+    # -- what aotgrad calls
+
+    def gains_alone(self, node: fx.Node) -> bool:
+        return False
+
+    def prepare_joint(self, joint: JointGraph) -> JointGraph:
+        return joint
+
+    def storing(self, artefacts: Artefacts) -> PartitionCompiler:
+        return self
+
+    def of_steps(self) -> Backend:
+        """This backend, for graphs of whole training steps."""
+        other = copy.copy(self)
+        vars(other)["role_without_backward"] = "step"
+        return other
+
+    def compile_partition(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+        return self.compile_forward(partition.forward, static_inputs, partition.backward is not None)
+
+    def compile_forward(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+        primals = ((name, slot) for name, slot in names_of_slots(forward) if isinstance(slot, Primal))
+        static = frozenset(name for name, slot in primals if slot.index in static_inputs)
+        run = self.compile_half(forward, static, "forward" if differentiable else self.role_without_backward)
+        backward = functools.partial(self.compile_half, static=static, role="backward") if differentiable else None
+        return Compiled(self.name, run, backward, writes_over=self.writes_over)
+
+    def compile_half(self, half: GraphHalf, static: frozenset[str], role: Role) -> BoxedCallable:
+        """Compile a graph: as a whole, or the parts of it that are supported."""
+        graph, expected = half.module.graph, len(half.signature.outputs)
+        compile_graph = functools.partial(self.compile_graph, kinds=Kinds.of(half, static), role=role)
+        mark_outputs(half)
+        with self.context():
+            if not self.islands(graph):
+                return compile_graph(half.module)
+            run = compile_pieces(half.module, cut_apart(graph, self.apart), compile_graph)
+        return checked_arity(run, expected, self.name, role)
+
+    def compile_graph(self, module: fx.GraphModule, kinds: Kinds, role: Role) -> BoxedCallable:
+        """Compile a graph, and check what the author returns."""
+        inputs, expected = map(kinds.input_of, module.graph.find_nodes(op="placeholder")), len(outputs_of(module.graph))
+        compiled = self.compile(module, list(inputs), role)
+        if not callable(compiled):
+            kind = type(compiled).__name__
+            raise BackendError(f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable")
+        return checked_arity(boxed(compiled), expected, self.name, role)
+
+    def apart(self, graph: fx.Graph) -> set[fx.Node]:
+        """The ops that run in eager, with their items."""
+        ops = self.islands(graph)
+        return {*ops, *(user for op in ops for user in op.users if op_table.is_getitem(user.target))}
+
+    def islands(self, graph: fx.Graph) -> Mapping[fx.Node, str]:
+        ops = filter(may_be_unsupported, graph.nodes)
+        return {node: f"{self.name} does not support it" for node in ops if not self.supports(node)}
+
+
+def may_be_unsupported(node: fx.Node) -> bool:
+    """Whether a node is an op, other than one that computes a size."""
+    return node.op == "call_function" and not (op_table.is_getitem(node.target) or op_table.is_symbolic_value(node))
+
+
+@dataclass(frozen=True)
+class Kinds:
+    """What the inputs of a half are, by name."""
+
+    slots: Mapping[str, InputSlot]
+    static: frozenset[str]
+    overwritable: frozenset[str]
+
+    @classmethod
+    def of(cls, half: GraphHalf, static: frozenset[str]) -> Kinds:
+        slots = dict(names_of_slots(half))
+        return cls(slots, static, frozenset(name for name, slot in slots.items() if slot in half.overwritable))
+
+    def input_of(self, node: fx.Node) -> GraphInput:
+        name, source = node.name, source_line(node.meta.get("stack_trace"))
+        return GraphInput(
+            name, node.meta["val"], self.slots.get(name), name in self.static, name in self.overwritable, source
+        )
+
+
+def names_of_slots(half: GraphHalf) -> Iterable[tuple[str, InputSlot]]:
+    """The names of the placeholders, with their slots."""
+    return ((node.name, slot) for slot, node in half.placeholders.items())
+
+
+def mark_outputs(half: GraphHalf) -> None:
+    """Note the meaning of each output, for `graph_outputs`."""
+    nodes = zip(outputs_of(half.module.graph), half.signature.outputs, strict=True)
+    output_node(half.module.graph).meta["outputs"] = tuple(GraphOutput.of(node, slot) for node, slot in nodes)
+
+
+def graph_outputs(graph: fx.GraphModule) -> tuple[GraphOutput, ...]:
+    """What each output is of a graph that `Backend.compile` got; `slot` is `None` for what another part reads."""
+    known = output_node(graph.graph).meta.get("outputs")
+    return known or tuple(GraphOutput.of(node) for node in outputs_of(graph.graph))
+
+
+@dataclass(frozen=True)
+class FunctionBackend(Backend):
+    """A backend of plain functions `(gm, example_inputs) -> callable`, which get every graph, however small.
+
+    `key`: see `cache_key`.
+    """
+
+    name: str = field()
+    fw_compiler: GraphCompiler = field()
+    bw_compiler: GraphCompiler | None = None
+    inference_compiler: GraphCompiler | None = None
+    decomposition_table: Mapping[Any, Callable] = field(default_factory=dict)
+    min_graph_ops: int = 0
+    fuses: bool = True
+    key: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.fw_compiler):
+            kind = type(self.fw_compiler).__name__
+            raise BackendError(
+                f"backend {self.name!r}: fw_compiler is a {kind}; it must be a callable of a graph and its inputs"
+            )
+
+    def decompositions(self) -> Mapping[Any, Callable]:
+        return self.decomposition_table
+
+    def cache_key(self) -> str | None:
+        names = torch_compat.names_of_decompositions(self.decomposition_table)
+        return None if self.key is None or names is None else repr((self.key, names))
+
+    def compile(self, graph: fx.GraphModule, inputs: Sequence[GraphInput], role: Role) -> Callable:
+        without_backward = self.inference_compiler
+        of_role = {"backward": self.bw_compiler, "inference": without_backward, "step": without_backward}
+        compiler = of_role.get(role) or self.fw_compiler
+        return compiler(graph, [each.value for each in inputs])
