@@ -170,7 +170,8 @@ class CallingConvention:
 class InputState:
     """One functional input before the function ran, to compare with afterwards.
 
-    `grad_fn` of a view is the one of its base; its own, `history`, changes with every write to the base.
+    `grad_fn` of a view is the one of its base; its own, `history`, changes with every write to the base. `views` is the
+    number of views that functionalization has recorded: a view as another dtype is two.
     """
 
     version: int
@@ -179,6 +180,7 @@ class InputState:
     storage: int | None
     storage_bytes: Any
     history: Any = None
+    views: int = 0
 
 
 @dataclass(frozen=True)

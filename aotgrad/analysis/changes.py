@@ -79,9 +79,8 @@ class Change:
     @property
     def geometry(self) -> Geometry:
         """The geometry after the call; that of the traced value may differ if data was mutated, too."""
-        made_for = self.capture.views_made_for(self.index)
         with torch_compat.hidden_tracing_modes(), torch.no_grad():
-            return Geometry.of(torch_compat.with_recorded_views(self.argument, self.spec.fake, skipped=made_for))
+            return Geometry.of(torch_compat.with_recorded_views(self.argument, self.spec.fake, skipped=self.before.views))
 
     # -- questions of `refusals.py`
 

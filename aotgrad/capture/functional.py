@@ -86,8 +86,9 @@ def input_state(value: Any) -> InputState | None:
     history = value.grad_fn if value._base is None else value._base.grad_fn
     if value.layout is not torch.strided:
         return InputState(version, history, Geometry.of(value), None, None, value.grad_fn)
-    storage_bytes = value.untyped_storage().nbytes()
-    return InputState(version, history, Geometry.of(value), torch_compat.storage_id(value), storage_bytes, value.grad_fn)
+    storage, storage_bytes = torch_compat.storage_id(value), value.untyped_storage().nbytes()
+    views = len(torch_compat.recorded_views(value)) if torch_compat.is_functional(value) else 0
+    return InputState(version, history, Geometry.of(value), storage, storage_bytes, value.grad_fn, views)
 
 
 class SharedVersions:

@@ -22,9 +22,10 @@ from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.in_pieces import IN_PIECES
+from tests.islands import ISLANDS
 from tests.training_step.programs import compare, draw, fails, reduced
 
-BACKENDS = {"eager": "eager", "inductor": "inductor", "pieces": IN_PIECES}
+BACKENDS = {"eager": "eager", "inductor": "inductor", "pieces": IN_PIECES, "islands": ISLANDS}
 
 
 def main() -> int:

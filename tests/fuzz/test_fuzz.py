@@ -47,8 +47,8 @@ def test_fresh_programs_are_as_in_eager(capsys) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(("way", "examples"), [("inductor", 60), ("pieces", 40), ("dynamo", 20)])
-def test_programs_through_inductor_are_as_in_eager(way: str, examples: int) -> None:
+@pytest.mark.parametrize(("way", "examples"), [("inductor", 60), ("pieces", 40), ("islands", 300), ("dynamo", 20)])
+def test_programs_compiled_otherwise_are_as_in_eager(way: str, examples: int) -> None:
     """A longer campaign: `python scripts/conformance/fuzz.py --way inductor`."""
     report = run_chunk(41, examples, way)
     assert not report.failures, "\n\n".join(report.failures)

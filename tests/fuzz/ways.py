@@ -3,6 +3,7 @@
 WAYS["eager"](f, aotgrad.nop, dynamic=True)         `aot_function`, whose graphs run as they are
 WAYS["inductor"](f, aotgrad.nop, dynamic=True)      the same, but Inductor compiles the graphs
 WAYS["pieces"](f, aotgrad.nop, dynamic=True)        the same, but it compiles a few ops at a time
+WAYS["islands"](f, aotgrad.nop, dynamic=True)       `aot_function`, with a third of the ops in eager between compiled graphs
 WAYS["dynamo"](f, aotgrad.nop, dynamic=True)        `torch.compile`, and Inductor
 """
 
@@ -34,6 +35,13 @@ def by_pieces(f, *args, options=None, **keywords):
         return aotgrad.aot_function(f, *args, **keywords, options=options)
 
 
+def by_islands(f, *args, options=None, **keywords):
+    from tests.islands import ISLANDS
+
+    with mock.patch("aotgrad.api.users_backend", lambda *given: ISLANDS):
+        return aotgrad.aot_function(f, *args, **keywords, options={"verify": True, **(options or {})})
+
+
 def by_dynamo(f, fw_compiler, partition_fn=aotgrad.default_partition, dynamic=False, options=None):
     partitioner = "save_all" if partition_fn is aotgrad.default_partition else "min_cut"
     ours = {"verify": True, "min_graph_ops": 0, "cache": False, "partitioner": partitioner}
@@ -55,5 +63,11 @@ def has_graph_breaks(compiled) -> bool:
     return is_dynamos and bool(torch._dynamo.utils.counters["graph_break"])
 
 
-WAYS = {"eager": by_aot_function, "inductor": by_inductor, "pieces": by_pieces, "dynamo": by_dynamo}
+WAYS = {
+    "eager": by_aot_function,
+    "inductor": by_inductor,
+    "pieces": by_pieces,
+    "islands": by_islands,
+    "dynamo": by_dynamo,
+}
 THROUGH_INDUCTOR = ("inductor", "pieces", "dynamo")

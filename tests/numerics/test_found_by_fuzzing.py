@@ -127,6 +127,18 @@ def views_of_another_dtype_of_a_changed_input(x):
     return integers[0], integers, unsqueezed
 
 
+def column_and_integers():
+    whole = plain(2, 2)
+    return whole[:, 0], whole.view(torch.int32).unflatten(0, (1, -1))
+
+
+@CASES.add(column_and_integers)
+def a_transposed_and_changed_input_that_shares_memory_with_another_dtype(column, integers):
+    integers.transpose_(0, -1)
+    integers.relu_()
+    return integers.clone()
+
+
 @CASES.add(lambda: (leaf(4, 6),))
 def a_changed_view_with_gaps(x):
     columns = (x * 2)[:, ::2]

@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 
 from tests.in_pieces import IN_PIECES
+from tests.islands import ISLANDS
 from tests.training_step.programs import compare, draw, reduced
 
 NUMBERS = range(1_000_000, 1_000_030)
 
 
+@pytest.mark.parametrize("backend", ["eager", ISLANDS], ids=["eager", "islands"])
 @pytest.mark.parametrize("number", NUMBERS)
-def test_random_steps_with_eager_halves(number):
-    assert compare(draw(number), "eager") is None
+def test_random_steps_with_eager_halves(number, backend):
+    assert compare(draw(number), backend) is None
 
 
 @pytest.mark.parametrize("backend", ["inductor", IN_PIECES], ids=["inductor", "pieces"])
