@@ -216,6 +216,8 @@ class Prologue:
         self.graph = fx.Graph()
         self.read: dict[str, Any] = {}
         self._recorder = recorder
+        self._indexed: set[fx.Node] = set()
+        self._sources: dict[str, tuple[Any, ...]] = {}
         self._copies: dict[fx.Node, fx.Node] = {}
         self._values: dict[fx.Node, Any] = {}
         self._outputs: dict[str, fx.Node] = {}
@@ -239,28 +241,26 @@ class Prologue:
         """Let conditions read a symbol. False if the trace does not know where the symbol comes from."""
         if symbol in self.read:
             return True
-        found = next(self._sources(symbol), None)
-        if found is None:
+        with torch_compat.unobserved():
+            self._index_new_nodes()
+        if symbol not in self._sources:
             return False
-        node, op, *more = found
+        node, op, *more = self._sources[symbol]
         copy = self._copied(node)
         if op is not None:
             copy = self._run(self.graph.call_function(op, (copy, *more)))
         self._outputs[symbol], self.read[symbol] = copy, self._values[copy]
         return True
 
-    def _sources(self, symbol: str) -> Iterator[tuple[Any, ...]]:
-        """Nodes that a symbol can be read from, as value, size or stride, with the op that reads it. No tangents."""
+    def _index_new_nodes(self) -> None:
+        """Note the first node that each symbol can be read from. A node that is being made has no value yet."""
+        new = (node for node in self._recorder.graph.nodes if node not in self._indexed and "val" in node.meta)
         inputs = {spec.name for spec in self._convention.inputs}
-        for node in self._recorder.graph.nodes:
-            if node.op == "placeholder" and node.name not in inputs:
-                continue
-            value = node.meta.get("val")
-            if torch_compat.was_symbol(value, symbol):
-                yield node, None
-            elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
-                places = ((op, more, number) for op, *more, number in geometry(value))
-                yield from ((node, op, *more) for op, more, number in places if torch_compat.was_symbol(number, symbol))
+        for node in new:
+            self._indexed.add(node)
+            if node.op != "placeholder" or node.name in inputs:  # no tangent
+                for symbol, found in sources_in(node):
+                    self._sources.setdefault(symbol, found)
 
     @property
     def computed(self) -> Collection[fx.Node]:
@@ -409,6 +409,17 @@ def closes_over(node: fx.Node) -> bool:
 def memory_around(member: torch.Tensor, start_bytes: int, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
     """The memory that arguments share. It starts `start_bytes` after the first byte of `member`."""
     return torch_compat.flat_alias(member, int(member.storage_offset()) * member.element_size() + start_bytes, nbytes, dtype)
+
+
+def sources_in(node: fx.Node) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """The symbols that can be read from a node, as value, size or stride: the node, the op that reads it, and arguments."""
+    value = node.meta.get("val")
+    if (symbol := torch_compat.first_symbol(value)) is not None:
+        yield symbol, (node, None)
+    elif isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        for op, *more, number in geometry(value):
+            if (symbol := torch_compat.first_symbol(number)) is not None:
+                yield symbol, (node, op, *more)
 
 
 def geometry(tensor: torch.Tensor) -> Iterator[tuple[Any, ...]]:

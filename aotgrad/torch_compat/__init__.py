@@ -169,6 +169,7 @@ from aotgrad.torch_compat.expressions import (
     expression_of,
     expression_text,
     expression_types,
+    first_symbol,
     is_symbol,
     meta_of_read,
     sources_of,
@@ -177,7 +178,6 @@ from aotgrad.torch_compat.expressions import (
     symbolic_state,
     symbolic_text,
     text_namespace,
-    was_symbol,
     write_expression,
 )
 from aotgrad.torch_compat.fakes import (

@@ -58,14 +58,14 @@ def is_symbol(value: Any, name: str) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) and str(value.node.expr) == name
 
 
-def was_symbol(value: Any, name: str) -> bool:
-    """Whether a number was created as the symbol `name`; torch represents a bool as `name == 1`."""
+def first_symbol(value: Any) -> str | None:
+    """The symbol as which a number was created, if it was one; torch represents a bool as `symbol == 1`."""
     if not isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return False
+        return None
     expr = value.node._expr
     if isinstance(value, torch.SymBool):
-        return isinstance(expr, sympy.Eq) and str(expr) == f"Eq({name}, 1)"
-    return isinstance(expr, sympy.Symbol) and expr.name == name
+        expr = expr.lhs if isinstance(expr, sympy.Eq) and expr.rhs == 1 else None
+    return expr.name if isinstance(expr, sympy.Symbol) else None
 
 
 def expression_of(number: Any) -> Any:

@@ -201,7 +201,8 @@ class Pairs:
     def of(cls, found: Snapshot, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> Pairs:
         real = [tensor for tensor in (*found.tensors, *found.gradients) if tensor is not None]
         arguments = [tensor for tensor in (*tensors, *gradients) if tensor is not None]
-        leaves = [leaf_of(argument) for argument in arguments]
+        with torch_compat.unobserved():
+            leaves = [leaf_of(argument) for argument in arguments]
         for tensor, leaf in zip(real, leaves, strict=True):
             leaf.requires_grad_(tensor.requires_grad)
         return cls(real, arguments, leaves)

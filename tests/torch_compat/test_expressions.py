@@ -90,7 +90,7 @@ def test_a_bool_that_is_read_is_a_comparison_of_a_symbol():
     mode = compat.new_fake_mode()
     fake = mode.from_tensor(torch.tensor(True))
     with mode:
-        assert compat.was_symbol(fake.item(), "u0")
+        assert compat.first_symbol(fake.item()) == "u0"
 
 
 def test_the_text_of_an_expression_is_evaluated():

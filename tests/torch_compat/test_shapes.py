@@ -91,8 +91,8 @@ def test_a_shape_environment_asks_what_depends_on_values():
             bool(number > 2)
     assert asked == ["u0 > 2"]
     assert compat.is_symbol(number, "u0")
-    assert compat.was_symbol(number, "u0")
-    assert not compat.was_symbol(3, "u0")
+    assert compat.first_symbol(number) == "u0"
+    assert compat.first_symbol(3) is None
 
 
 def test_what_torch_assumes_of_values_is_listed():
@@ -102,7 +102,7 @@ def test_what_torch_assumes_of_values_is_listed():
         number = fake.item()
         torch._check(number < 5)
     assert list(map(str, compat.deferred_checks(mode))) == ["u0 < 5"]
-    assert compat.was_symbol(number, "u0")
+    assert compat.first_symbol(number) == "u0"
 
 
 def test_sizes_that_depend_on_values():
