@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from aotgrad import native, passes, pipeline, torch_compat
+from aotgrad.capture.trace import DATA_DEPENDENT
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError
@@ -77,7 +78,7 @@ def compile_plan(
                 raise
             log.info("%s: retraced with %s, after %s: %s", name, stricter, type(error).__name__, error)
             forget_frames(error)
-            of_backend = of_backend or (error if source.values is not None and source.values.is_over else None)
+            of_backend = of_backend or (error if is_of_backend(error, source) else None)
             assumptions = stricter
     if of_backend is not None:
         warnings.warn(specialized_after(of_backend, name), stacklevel=2)
@@ -87,6 +88,13 @@ def compile_plan(
         call.state.check(stages)
     guards = make_guards(stages, dedupe, tensors, function.reads)
     return CachedPlan(stages, guards, function.output, time.perf_counter_ns() - start_ns)
+
+
+def is_of_backend(error: Exception, source: Source) -> bool:
+    """Whether a backend failed, for another reason than a question about a value."""
+    is_over = source.values is not None and source.values.is_over
+    asks = any(name in f"{type(error).__name__}: {error}" for name in DATA_DEPENDENT)
+    return is_over and not asks and not isinstance(error, AOTGradError)
 
 
 def specialized_after(error: Exception, name: str) -> str:

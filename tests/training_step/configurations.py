@@ -56,6 +56,13 @@ def _configurations() -> Iterator[Configuration]:
 CONFIGURATIONS = tuple(_configurations())
 
 
+def models_for(configuration: Configuration) -> list[ModelCase]:
+    """The models that eager trains so: some updates take no complex weights, Muon needs a matrix."""
+    takes_complex = not configuration.settings.get("fused") and configuration.kind.__name__ != "Adafactor"
+    trained = {"fourier_operator": takes_complex, "unet": configuration.kind.__name__ != "Muon"}
+    return [case for name, case in MODELS.items() if trained.get(name, True)]
+
+
 def training_of(case: ModelCase, configuration: Configuration) -> Training:
     """Trains a model with a learning rate that changes after each step."""
     model = case.build()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.training_step.comparing import Training, assert_trains_like_eager, batches, plain_step
-from tests.training_step.configurations import CONFIGURATIONS, MODELS, Configuration, batches_of, training_of
+from tests.training_step.configurations import CONFIGURATIONS, Configuration, batches_of, models_for, training_of
 
 
 def training_with(kind: type[torch.optim.Optimizer], settings: dict[str, Any]) -> Training:
@@ -39,7 +39,8 @@ def test_a_configuration_with_early_updates(configuration):
 @pytest.mark.parametrize(("place", "configuration"), [*enumerate(CONFIGURATIONS)], ids=str)
 def test_a_configuration_trains_a_model(place, configuration):
     """Each with one of the models, in turn; `scripts/conformance/optimizers.py` trains all of them."""
-    case = [*MODELS.values()][place % len(MODELS)]
+    cases = models_for(configuration)
+    case = cases[place % len(cases)]
     assert_trains_like_eager(lambda: training_of(case, configuration), batches_of(case, 3), plans=2)
 
 
