@@ -15,6 +15,7 @@ import ctypes
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from tests.emulated_cuda import build
 
 DEVICES = 2
 CAPABILITY = (9, 0)
+SECONDS_TO_LEAVE = 0.1
 TORCH_LIBRARIES = ("libc10.so", "libtorch_cpu.so", "libtorch.so")
 
 
@@ -47,7 +49,13 @@ def load() -> None:
         setattr(torch.cuda, name, function)
     for name, function in storage_methods(found).items():
         setattr(torch.UntypedStorage, name, function)
-    atexit.register(found.emulated_stop_threads)
+    atexit.register(stop_threads, found)
+
+
+def stop_threads(library: ctypes.CDLL) -> None:
+    """End the threads of autograd. Each says that it ends a little before it has left the interpreter."""
+    library.emulated_stop_threads()
+    time.sleep(SECONDS_TO_LEAVE)
 
 
 @functools.cache
