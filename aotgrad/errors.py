@@ -77,6 +77,15 @@ class ContractError(AssertionError):
     """A stage returned something that breaks its contract: a bug in aotgrad or in a pass."""
 
 
+def short_message(error: BaseException) -> str:
+    """The first line of an error's message.
+
+    >>> short_message(ValueError("no device\\nat line 3")), short_message(ValueError())
+    ('no device', 'no message')
+    """
+    return str(error).strip().split("\n")[0] or "no message"
+
+
 def add_note(error: BaseException, note: str) -> None:
     """Attach `note` to `error` where the Python version has notes (3.11)."""
     attach = getattr(error, "add_note", None)

@@ -22,11 +22,8 @@ class Islands(Backend):
         return zlib.crc32(str(node.target).encode()) % 3 > 0
 
     def compile(self, graph: fx.GraphModule, inputs: Sequence[GraphInput], role: str) -> Callable:
-        assert all(node.op != "call_function" or self.supports_or_is_item(node) for node in graph.graph.nodes)
+        assert not self.islands(graph.graph)
         return boxed_code(graph)
-
-    def supports_or_is_item(self, node: fx.Node) -> bool:
-        return not hasattr(node.target, "_schema") or self.supports(node) or "sym_" in str(node.target)
 
 
 ISLANDS = Islands()

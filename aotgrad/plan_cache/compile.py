@@ -21,7 +21,7 @@ from aotgrad import native, passes, pipeline, torch_compat
 from aotgrad.capture.trace import DATA_DEPENDENT
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import Dedupe, MemorySharing
-from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError
+from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError, short_message
 from aotgrad.guards.data_dependent import Level
 from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.plan import PlanGuards
@@ -99,10 +99,9 @@ def is_of_backend(error: Exception, source: Source) -> bool:
 
 def specialized_after(error: Exception, name: str) -> str:
     """What a user should know of a function whose graph compiles only with constants in place of symbolic numbers."""
-    reason = str(error).strip().split("\n")[0] or "no message"
     return (
         f"{name} is compiled with its numbers as constants, so each change of a number makes a new plan: the graph with "
-        f"symbolic numbers does not compile, {type(error).__name__}: {reason}"
+        f"symbolic numbers does not compile, {type(error).__name__}: {short_message(error)}"
     )
 
 

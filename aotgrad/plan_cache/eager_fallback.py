@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from aotgrad.backends.eager import compile_eager
+from aotgrad.errors import short_message
 from aotgrad.graph import op_table
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
 from aotgrad.telemetry.counters import counters
@@ -20,8 +21,8 @@ from aotgrad.telemetry.counters import counters
 def ran_eagerly(what: str, error: Exception) -> None:
     """Count a function or backward that runs eagerly because it cannot be compiled, and warn."""
     counters["eager_on_error"] += 1
-    reason = str(error).strip().split("\n")[0] or "no message"
-    warnings.warn(f"{what} runs eagerly: it cannot be compiled, {type(error).__name__}: {reason}", stacklevel=3)
+    message = f"{what} runs eagerly: it cannot be compiled, {type(error).__name__}: {short_message(error)}"
+    warnings.warn(message, stacklevel=3)
 
 
 def with_eager_backwards(compiled: Compiled) -> Compiled:
