@@ -48,7 +48,10 @@ UNSEEN = (
 
 
 class Recorder(PythonKeyTracer):
-    """Records nodes into `graph`, with `meta["stack_trace"]` and `meta["seq_nr"]`."""
+    """Records nodes into `graph`, with `meta["stack_trace"]` and `meta["seq_nr"]`.
+
+    `region`: the number of the checkpointed region that runs, if one does.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,6 +63,7 @@ class Recorder(PythonKeyTracer):
         self._stacks = UserStacks()
         self._attributed: dict[str, Any] | None = None
         self.is_indexing = False
+        self.region: int | None = None
 
     def create_node(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: Any = None, type_expr: Any = None
@@ -70,11 +74,16 @@ class Recorder(PythonKeyTracer):
         node = super().create_node(kind, target, args, kwargs, name, type_expr)
         if kind != "call_function":
             return node
+        self._describe(node)
+        return node
+
+    def _describe(self, node: fx.Node) -> None:
         if self._attributed is not None:
             self._attribute(node)
         else:
             self._record_origin(node)
-        return node
+        if self.region is not None:
+            torch_compat.tag_recomputed(node, self.region)
 
     def _attribute(self, node: fx.Node) -> None:
         """Mark a node as the backward of an op. A node that recomputes a checkpoint's value is not `own_backward`."""
@@ -91,9 +100,7 @@ class Recorder(PythonKeyTracer):
         torch_compat.copy_current_meta(node.meta, op)
         if self._attributed is not None:
             node.meta["seq_nr"] = torch_compat.sequence_nr() - 1
-            self._attribute(node)
-        else:
-            self._record_origin(node)
+        self._describe(node)
 
     def create_arg(self, a: Any) -> Any:
         """The argument of a node. A tensor here was not recorded.

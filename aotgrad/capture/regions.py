@@ -4,6 +4,9 @@
         y = checkpoint(region, x)                 a `CheckpointedRegion`, with the autograd nodes that it made
     backward of y                                 reruns the region within `module_holds_traced_tensors()`
 
+Nodes of a region have its number and the policy of recomputation, in both runs. So a pass merges the runs, and the partition
+chooses what to recompute, as for the regions that Dynamo tags. A region within another one has its number.
+
 The second run repeats the region's in-place changes, and draws new random numbers if the generator's state was not kept. A
 region that Dynamo keeps as one op is recomputed from saved values, and is traced a second time only if it does one of these.
 """
@@ -37,19 +40,21 @@ def rerun_context(make_context: MakeContext) -> Iterator[None]:
 class CheckpointedRegion:
     """One run of a checkpointed region.
 
-    `first` and `last`: the sequence number of the next autograd node when the run began and ended. `around`: the contexts
-    that it ran within. `keeps_state`: the second run draws the same random numbers.
+    `number`: of the outermost region that is running. `first` and `last`: the sequence number of the next autograd node when
+    the run began and ended. `around`: the contexts that it ran within. `keeps_state`: the second run draws the same random
+    numbers.
     """
 
     function: Callable[..., Any]
     keeps_state: bool
+    number: int
     first: int
     around: tuple[MakeContext, ...]
     last: int | None = None
 
     @classmethod
-    def begin(cls, function: Callable[..., Any], keeps_state: bool) -> CheckpointedRegion:
-        return cls(function, keeps_state, torch_compat.sequence_nr(), _contexts.get())
+    def begin(cls, function: Callable[..., Any], keeps_state: bool, number: int) -> CheckpointedRegion:
+        return cls(function, keeps_state, number, torch_compat.sequence_nr(), _contexts.get())
 
     def end(self) -> None:
         self.last = torch_compat.sequence_nr()

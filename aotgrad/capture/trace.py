@@ -90,6 +90,7 @@ class Trace:
         self.on_hook: Callable[[Any, Sequence[Any]], None] | None = None
         self.on_region: OnRegion | None = None
         self.changing: set[Any] = set()
+        self._regions = itertools.count()
         self._retraced = retraced
         self._kept: list[KeptRegion] = []
 
@@ -122,17 +123,34 @@ class Trace:
         return stack
 
     def begin_region(self, function: Callable, keeps_state: bool) -> tuple[Callable, Callable[[], None]]:
-        region = CheckpointedRegion.begin(function, keeps_state)
-        return functools.partial(self.rerun, region), region.end
+        """Note the beginning of a region. Returns what reruns it, and a callback for its end."""
+        outer = self.recorder.region
+        region = CheckpointedRegion.begin(function, keeps_state, next(self._regions) if outer is None else outer)
+        stack = contextlib.ExitStack()
+        stack.callback(region.end)
+        stack.enter_context(self.recording(region))
+        return functools.partial(self.rerun, region), stack.close
+
+    @contextlib.contextmanager
+    def recording(self, region: CheckpointedRegion) -> Iterator[None]:
+        """Inside, recorded nodes belong to a region. A policy of the user tags them itself, and does not end on its own."""
+        outer = self.recorder.region
+        self.recorder.region = region.number
+        try:
+            with torch_compat.kept_policy():
+                yield
+        finally:
+            self.recorder.region = outer
 
     def rerun(self, region: CheckpointedRegion, *args: Any, **kwargs: Any) -> Any:
         """Rerun a region in the backward, within `on_region`. A region that changes something reruns at no other time."""
-        if self.on_region is not None:
-            with self.on_region(region, [*args, *kwargs.values(), *held_by(region.function)]):
-                return region.rerun(args, kwargs)
-        if region in self.changing:
-            raise RuntimeError("a checkpointed region that changes something reruns in the backward only")
-        return region.rerun(args, kwargs)
+        with contextlib.ExitStack() as stack:
+            if self.on_region is not None:
+                stack.enter_context(self.on_region(region, [*args, *kwargs.values(), *held_by(region.function)]))
+            elif region in self.changing:
+                raise RuntimeError("a checkpointed region that changes something reruns in the backward only")
+            stack.enter_context(self.recording(region))
+            return region.rerun(args, kwargs)
 
     def run_kept(self, run: Callable, region: fx.GraphModule, args: Sequence[Any], settings: dict[str, Any]) -> Any:
         """Run a region that Dynamo keeps. The backward's trace reruns it only if a second run does something else.

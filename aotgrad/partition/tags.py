@@ -56,8 +56,8 @@ def read_outside(forward: Collection[fx.Node], backward: Iterable[fx.Node]) -> s
 
     Or that values outside, which it reads, are made of. The backward of an op has the `seq_nr` of the op.
     """
-    regions = {node: node.meta["ac_graph_id"] for node in forward if is_in_region(node)}
-    if not regions:
+    regions = {node: region for node in forward if (region := node.meta.get("ac_graph_id")) is not None}
+    if not any(map(is_rerun, regions)):
         return set()
     region_of = {node.meta.get("seq_nr"): region for node, region in regions.items()}
     pairs = [(arg, region_of.get(node.meta.get("seq_nr"))) for node in backward for arg in node.all_input_nodes]
@@ -66,7 +66,7 @@ def read_outside(forward: Collection[fx.Node], backward: Iterable[fx.Node]) -> s
     while pairs:
         node, reader = pairs.pop()
         if node in regions:
-            found.update([node] if reader != regions[node] else [])
+            found.update([node] if reader != regions[node] and is_rerun(node) else [])
         elif node in forward and node not in seen:
             seen.add(node)
             pairs += [(arg, None) for arg in node.all_input_nodes]
@@ -78,7 +78,8 @@ def is_pinned(node: fx.Node) -> bool:
     return node.meta.get("recompute") is CheckpointPolicy.MUST_SAVE or node.meta.get("checkpoint_policy") == SAVE.value
 
 
-def is_in_region(node: fx.Node) -> bool:
+def is_rerun(node: fx.Node) -> bool:
+    """Whether the node is recomputed with the rest of its region."""
     return node.meta.get("recompute") in IS_RECOMPUTED and node.meta.get("ac_graph_id") is not None
 
 

@@ -100,10 +100,12 @@ from aotgrad.torch_compat.backward_checks import (
 from aotgrad.torch_compat.checkpoints import (
     REENTRANT_WITHOUT_GRADIENT,
     has_own_policy,
+    kept_policy,
     plain_checkpoints,
     report_regions,
     run_checkpointed,
     run_kept_regions,
+    tag_recomputed,
 )
 from aotgrad.torch_compat.compiled_autograd import (
     InlinedNode,

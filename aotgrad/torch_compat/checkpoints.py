@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch._higher_order_ops.wrap as wrapped_regions
+import torch.fx.traceback as fx_traceback
 import torch.utils.checkpoint
 
 
@@ -59,6 +60,25 @@ def run_checkpointed(
 
     passed = [value for k, value in enumerate(args) if k not in closed_over]
     return torch.utils.checkpoint.checkpoint(interpreted, *passed, **settings)
+
+
+def tag_recomputed(node: torch.fx.Node, region: int) -> None:
+    """Give a node the number of its region, and the policy of a region whose user has none."""
+    node.meta.setdefault("recompute", torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE)
+    node.meta["ac_graph_id"] = region
+
+
+@contextlib.contextmanager
+def kept_policy() -> Iterator[None]:
+    """Restore at the end the policy of new nodes: `create_selective_checkpoint_contexts` leaves its last one behind."""
+    names = ("recompute", "ac_graph_id")
+    before = {name: fx_traceback.current_meta[name] for name in names if name in fx_traceback.current_meta}
+    try:
+        yield
+    finally:
+        for name in names:
+            fx_traceback.current_meta.pop(name, None)
+        fx_traceback.current_meta.update(before)
 
 
 _Rerun = Callable[..., Any]
@@ -135,8 +155,10 @@ def report_regions(note: Callable[[_Rerun, bool], tuple[_Rerun, Callable[[], Non
             yield from checkpoint(function, *others, **settings)
             return
         function, end = note(function, settings["preserve_rng_state"] if "preserve_rng_state" in settings else others[0])
-        yield from checkpoint(function, *others, **settings)
-        end()
+        try:
+            yield from checkpoint(function, *others, **settings)
+        finally:
+            end()
 
     class Reentrant:
         @staticmethod

@@ -100,3 +100,23 @@ def test_a_reentrant_region_is_one_node():
 
 def test_the_size_of_a_random_state():
     assert torch.get_rng_state().nbytes == compat.RANDOM_STATE_BYTES["cpu"]
+
+
+def test_a_policy_of_new_nodes_is_restored():
+    policy = torch.utils.checkpoint.CheckpointPolicy
+    with torch.fx.traceback.preserve_node_meta():
+        torch.fx.traceback.current_meta["recompute"] = policy.MUST_SAVE
+        with compat.kept_policy():
+            torch.fx.traceback.current_meta |= {"recompute": policy.PREFER_RECOMPUTE, "ac_graph_id": 3}
+        left = torch.fx.traceback.current_meta
+        assert (left["recompute"], "ac_graph_id" in left) == (policy.MUST_SAVE, False)
+
+
+def test_a_node_keeps_the_policy_of_the_user():
+    policy, graph = torch.utils.checkpoint.CheckpointPolicy, torch.fx.Graph()
+    plain, kept_by_user = graph.placeholder("plain"), graph.placeholder("kept_by_user")
+    kept_by_user.meta["recompute"] = policy.MUST_SAVE
+    for node in (plain, kept_by_user):
+        compat.tag_recomputed(node, 2)
+    tags = [(node.meta["recompute"], node.meta["ac_graph_id"]) for node in (plain, kept_by_user)]
+    assert tags == [(policy.PREFER_RECOMPUTE, 2), (policy.MUST_SAVE, 2)]
