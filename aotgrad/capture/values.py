@@ -31,6 +31,7 @@ from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line, user_stack_
 from aotgrad.errors import CaptureError, EagerError
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_node
+from aotgrad.graph.draws import RepeatedDraw
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import Condition, Level, ValueGuard, evaluate
 from aotgrad.ir import CallingConvention, MemberInput, SymInput, SyntheticBase
@@ -209,6 +210,10 @@ class ValueReads:
         return value
 
 
+COPIED_META = ("val", "seq_nr", "inner_backward", "inner_gradient", "recompute", "ac_graph_id")
+"""What a node of the guard knows of the node of the trace: its value, and what the partition asks for."""
+
+
 class Prologue:
     """The part of a trace that computes the answers, and its values in this call."""
 
@@ -224,6 +229,8 @@ class Prologue:
         self._kept: tuple[fx.Node, ...] = ()
         self._convention = convention
         self._draw = torch_compat.RandomReplay()
+        self._draws: dict[fx.Node, RepeatedDraw] = {}
+        self._states: dict[fx.Node, torch.Tensor] = {}
         for position, argument in enumerate(arguments):
             node = self.graph.placeholder(f"argument_{position}")
             spec = convention.inputs[convention.order[position]]
@@ -300,11 +307,36 @@ class Prologue:
     def _copy(self, node: fx.Node) -> fx.Node:
         reject_unrepeatable(node, self._recorder.root)
         copy = copy_node(self.graph, node, self._copies.__getitem__)
-        copy.meta = {"val": node.meta["val"]} if "val" in node.meta else {}
+        copy.meta = {name: node.meta[name] for name in COPIED_META if name in node.meta}
         if node.op == "get_attr":
             self._values[copy] = getattr(self._recorder.root, str(node.target))
             return copy
+        if (first := self._first_draw(node)) is not None:
+            return self._repeated(first, copy)
+        if op_table.draws(copy):
+            self._draws[node] = RepeatedDraw(copy)
+            self._states[copy] = self._draw.next_state(op_table.drawing_device(copy))
         return self._run(copy)
+
+    def _first_draw(self, node: fx.Node) -> RepeatedDraw | None:
+        """The op among the copied ones that has drawn the numbers that a node draws again."""
+        if (number := node.meta.get("draw")) is None:
+            return None
+        return next((draw for each, draw in self._draws.items() if each.meta.get("draw") == number), None)
+
+    def _repeated(self, first: RepeatedDraw, copy: fx.Node) -> fx.Node:
+        """The result of a copy that draws the numbers of `first`, which is replaced by an op that records its state."""
+        before = first.node
+        result = first.repeat(copy)
+        self.graph.erase_node(copy)
+        if result is first.node:
+            return result
+        if first.node is not before:
+            self._values[first.node] = self._values.pop(before)
+            self._values[first.record_state()] = self._states.pop(before)
+            self._copies.update({key: first.node for key, each in self._copies.items() if each is before})
+            self._outputs.update({key: first.node for key, each in self._outputs.items() if each is before})
+        return self._run(result)
 
     def _argument(self, placeholder: fx.Node) -> fx.Node:
         """The argument of a placeholder, or the memory that several arguments share."""

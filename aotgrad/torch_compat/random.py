@@ -335,6 +335,12 @@ class RandomReplay:
             for generator, state in zip(generators, before, strict=True):
                 generator.set_state(state)
 
+    def next_state(self, device: torch.device) -> torch.Tensor:
+        """The state that the next part starts from, of the generator that ops on a device draw from."""
+        generators = default_generators()
+        states = self.states or [generator.get_state() for generator in generators]
+        return next(state for each, state in zip(generators, states, strict=True) if each.device == device)
+
     def advance(self) -> None:
         """Move the generators to where the last part ended: what was drawn in advance counts."""
         for generator, state in zip(default_generators(), self.states or (), strict=True):
