@@ -376,8 +376,9 @@ def partition_graph(
     """Partition a joint graph; the forward writes mutated inputs itself if the compiler wants that."""
     writable = joint.writable_inputs if compiler.options.keep_input_mutations else frozenset()
     with names.compiling("joint"), collection_paused():
-        partition = partition_joint(passes.mark_kept_values(joint, known), compiler.partition_fn, compiler.objective)
-        partition = passes.overlap_copies(partition, most_in_flight(compiler.options))
+        place_copies = functools.partial(passes.overlap_copies, max_bytes=most_in_flight(compiler.options))
+        marked = passes.mark_kept_values(joint, known)
+        partition = partition_joint(marked, compiler.partition_fn, compiler.objective, place_copies)
         partition = functionalize_rng(partition) if compiler.options.functionalize_rng else partition
         return replace(partition, forward=passes.keep_input_mutations(partition.forward, writable))
 

@@ -29,7 +29,7 @@ from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.telemetry.observer import Observer, is_watched
 from aotgrad.torch_compat import FakeTensorMode, conditions_since, fake_mode_of, guards_of_mode, symbolic_state
 
-TAGS = ("recompute", "checkpoint_policy", "has_backward_hook", "partitioner_tag")
+TAGS = ("recompute", "checkpoint_policy", "has_backward_hook", "partitioner_tag", "inner_backward", "inner_gradient")
 """The metadata that the partition reads, besides the checkpoint region."""
 
 

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.capture import repeats
+from aotgrad.capture.inner_backwards import InnerBackward
 from aotgrad.errors import CaptureError
 from aotgrad.torch_compat import PythonKeyTracer
 
@@ -50,7 +51,8 @@ UNSEEN = (
 class Recorder(PythonKeyTracer):
     """Records nodes into `graph`, with `meta["stack_trace"]` and `meta["seq_nr"]`.
 
-    `region`: the number of the checkpointed region that runs, if one does.
+    `region`: the number of the checkpointed region that runs, if one does. `backward`: the `backward()` that the
+    function runs, if it does.
     """
 
     def __init__(self) -> None:
@@ -64,6 +66,7 @@ class Recorder(PythonKeyTracer):
         self._attributed: dict[str, Any] | None = None
         self.is_indexing = False
         self.region: int | None = None
+        self.backward: InnerBackward | None = None
 
     def create_node(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: Any = None, type_expr: Any = None
@@ -82,6 +85,8 @@ class Recorder(PythonKeyTracer):
             self._attribute(node)
         else:
             self._record_origin(node)
+            if self.backward is not None:
+                self.backward.mark(node, is_rerun=self.region is not None)
         if self.region is not None:
             torch_compat.tag_recomputed(node, self.region)
 

@@ -27,6 +27,7 @@ from aotgrad.capture.functional import input_state, make_arguments, make_primals
 from aotgrad.capture.generator import WatchedGenerators
 from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
 from aotgrad.capture.indexing import IndexMarks
+from aotgrad.capture.inner_backwards import InnerBackward, gradients_of
 from aotgrad.capture.literals import SymbolicLiterals
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, rerun_context
@@ -90,7 +91,7 @@ class Trace:
         self.on_hook: Callable[[Any, Sequence[Any]], None] | None = None
         self.on_region: OnRegion | None = None
         self.changing: set[Any] = set()
-        self._regions = itertools.count()
+        self._regions, self._backwards = itertools.count(), itertools.count()
         self._retraced = retraced
         self._kept: list[KeptRegion] = []
 
@@ -130,6 +131,16 @@ class Trace:
         stack.callback(region.end)
         stack.enter_context(self.recording(region))
         return functools.partial(self.rerun, region), stack.close
+
+    @contextlib.contextmanager
+    def inner_backward(self, gradients: Any) -> Iterator[None]:
+        """Inside, the function runs a backward from these gradients."""
+        outer, nodes = self.recorder.backward, [self.node_of(gradient) for gradient in gradients_of(gradients)]
+        self.recorder.backward = InnerBackward(next(self._backwards), nodes)
+        try:
+            yield
+        finally:
+            self.recorder.backward = outer
 
     @contextlib.contextmanager
     def recording(self, region: CheckpointedRegion) -> Iterator[None]:
@@ -401,6 +412,7 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
         gradient_aliases.collected() as joins,
         trace.watch_draws(),
         trace.checkpoints(),
+        torch_compat.report_backwards(trace.inner_backward),
         torch_compat.noted_materialization(),
         torch_compat.refused_parallel_modules(),
     ):

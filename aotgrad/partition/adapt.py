@@ -34,6 +34,7 @@ from aotgrad.partition import costs
 from aotgrad.partition.crossing import user_line
 from aotgrad.partition.decision import Budget, Chooser, Objective
 from aotgrad.partition.graphs import analyze_joint
+from aotgrad.partition.inner_backwards import partition_inside
 from aotgrad.partition.min_cut import min_cut, recompute_all
 from aotgrad.partition.save_all import save_all
 from aotgrad.partition.split import insert_copy, split
@@ -111,20 +112,31 @@ CHOOSERS: tuple[tuple[PartitionFn, Chooser], ...] = (
 """Our partition functions and their choosers. A typed caller gets reasons, which two modules cannot carry."""
 
 
-def partition(joint: JointGraph, partition_fn: PartitionFn, objective: Objective | None = None) -> Partition:
+def partition(
+    joint: JointGraph,
+    partition_fn: PartitionFn,
+    objective: Objective | None = None,
+    finish: Callable[[Partition], Partition] = lambda halves: halves,
+) -> Partition:
     """Split a joint graph with one of our partition functions or a user's.
+
+    Args:
+        joint, partition_fn, objective: what is split, by whom, and what for.
+        finish: a pass over both halves, also over those of a backward inside.
 
     Raises:
         PartitionError: if the halves of a user's function do not fit the joint graph or each other, or if a memory budget
             is given for a function that does not support one.
     """
     objective = objective or Objective()
-    if not joint.differentiable:
-        return Partition(GraphHalf(joint.module, joint.signature), None, ())
     plain, objective = _unwrapped(partition_fn, objective)
     for ours, chooser in CHOOSERS:
         if plain is ours:
-            return _choose_and_split(joint, chooser, objective)
+            if not joint.differentiable:
+                return partition_inside(joint, chooser, objective, finish)
+            return finish(_choose_and_split(joint, chooser, objective))
+    if not joint.differentiable:
+        return Partition(GraphHalf(joint.module, joint.signature), None, ())
     if objective.memory_budget is not None or objective.host_bytes is not None:
         ignored = "offload" if objective.memory_budget is None else "memory_budget"
         raise PartitionError(

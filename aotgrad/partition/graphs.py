@@ -9,14 +9,14 @@ needs it, but either half could run it. The node lists keep the order of the joi
 
 Every node has a *base*: the node that owns its memory. For nodes other than views, this is the node itself.
 
-Limits: a node counts as traced by the backward if its `partitioner_tag` says so or if it comes after the first op that
-depends on a tangent. This matters only for random and effectful ops that depend on no tangent.
+Limits: in a graph of another tracer, a node counts as traced by the backward if its `partitioner_tag` says so or if it comes
+after the first op that depends on a tangent. This matters only for random and effectful ops that depend on no tangent.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,7 +146,7 @@ def analyze_joint(joint: JointGraph) -> JointAnalysis:
     position = {node: index for index, node in enumerate(nodes)}
     primals, tangents = _input_slots(joint, nodes)
     results, gradients = _outputs(joint, nodes)
-    pinned = [node for node in nodes if _is_pinned(node)]
+    pinned = [node for node in nodes if is_pinned_to_its_half(node)]
     traced_backward = _traced_backward(nodes, set(tangents))
     kept = [node for node in pinned if op_table.is_kept_when_dead(node.target)]
     needed = inputs_closure([*_only_nodes(results), *(node for node in kept if node not in traced_backward)])
@@ -156,9 +156,9 @@ def analyze_joint(joint: JointGraph) -> JointAnalysis:
     live = inputs_closure([*_only_nodes(gradients), *kept]) | needed
     stays = [node for node in pinned if node in live and node not in dependent]
     forward = inputs_closure(stays) | needed | set(primals)
-    _claim_numbers_and_items(nodes, forward, live - dependent)
+    claim_numbers_and_items(nodes, forward, live - dependent)
     backward = (live & dependent) - set(tangents)
-    base, copied = _bases(joint, nodes, primals, forward)
+    base, copied = memory_of_nodes(joint, nodes, primals, forward)
     return JointAnalysis(
         joint=joint,
         nodes=nodes,
@@ -219,7 +219,7 @@ def _users_closure(nodes, start: set[fx.Node]) -> set[fx.Node]:
     return closure
 
 
-def _is_pinned(node: fx.Node) -> bool:
+def is_pinned_to_its_half(node: fx.Node) -> bool:
     """Whether the node must run exactly once, in the half that traced it."""
     if node.op != "call_function":
         return node.op in ("call_module", "call_method")
@@ -231,7 +231,7 @@ def _traced_backward(nodes, tangents: set[fx.Node]) -> set[fx.Node]:
     after_first = False
     for node in nodes:
         after_first = after_first or any(arg in tangents for arg in node.all_input_nodes)
-        if after_first or node.meta.get("partitioner_tag") == "is_backward":
+        if after_first or node.meta.get("autograd_backward") or node.meta.get("partitioner_tag") == "is_backward":
             traced.add(node)
     return traced
 
@@ -242,7 +242,7 @@ def _check_no_tangents(nodes: set[fx.Node]) -> None:
         raise PartitionError(f"the forward needs values that depend on a tangent: {names}")
 
 
-def _claim_numbers_and_items(nodes, forward: set[fx.Node], movable: set[fx.Node]) -> None:
+def claim_numbers_and_items(nodes, forward: set[fx.Node], movable: set[fx.Node]) -> None:
     """Add to `forward` the items of its tuples, and numbers, which are cheaper to save than their tensors."""
     for node in nodes:
         if node not in movable or node in forward or node.op != "call_function":
@@ -259,7 +259,9 @@ def _claim_number(node: fx.Node, forward: set[fx.Node]) -> None:
         forward |= missing
 
 
-def _bases(joint: JointGraph, nodes, primals, forward) -> tuple[dict[fx.Node, fx.Node], frozenset[fx.Node]]:
+def memory_of_nodes(
+    joint: JointGraph, nodes: Collection[fx.Node], primals: Mapping[fx.Node, Primal], forward: Collection[fx.Node]
+) -> tuple[dict[fx.Node, fx.Node], frozenset[fx.Node]]:
     """The base of each node, and the nodes that are copied if they are saved.
 
     `as_strided` counts from the start of the storage, where the copy of a primal may not start, so such a view of an
@@ -267,7 +269,7 @@ def _bases(joint: JointGraph, nodes, primals, forward) -> tuple[dict[fx.Node, fx
     """
     base = memory_owners(nodes)
     overwritten = {node for node, slot in primals.items() if slot.index in joint.mutated_inputs}
-    overwritten |= _written_in_graph(forward, base) & set(primals)
+    overwritten |= _written_in_graph(forward, base) & primals.keys()
     absolute = {
         node
         for node in nodes

@@ -37,6 +37,8 @@ def memory_curve(joint: JointGraph, partition: Partition, fuses: bool, in_place:
         fuses: whether the backend fuses ops into kernels.
         in_place: the names of values that the backend writes into the memory of an input.
     """
+    if partition.backward is None:  # the one graph may compute values again, for backwards inside
+        joint = replace(joint, module=partition.forward.module, signature=partition.forward.signature)
     analysis, names = analyze_joint(joint), saved_names(joint, partition)
     away = {names[value.slot.name] for value in partition.saved if value.host_bytes}
     program, number = program_of(analysis, fuses, is_timed=bool(away))

@@ -54,13 +54,15 @@ def verdict_of(node: fx.Node) -> Tag | None:
 def read_outside(forward: Collection[fx.Node], backward: Iterable[fx.Node]) -> set[fx.Node]:
     """The values of checkpointed regions that the backward of ops outside of their region reads.
 
-    Or that values outside, which it reads, are made of. The backward of an op has the `seq_nr` of the op.
+    Or that values outside, which it reads, are made of. The backward of an op has the `seq_nr` of the op. What the second
+    run of a region does in another way, such as the update of a buffer, has the number of the region.
     """
     regions = {node: region for node in forward if (region := node.meta.get("ac_graph_id")) is not None}
     if not any(map(is_rerun, regions)):
         return set()
     region_of = {node.meta.get("seq_nr"): region for node, region in regions.items()}
-    pairs = [(arg, region_of.get(node.meta.get("seq_nr"))) for node in backward for arg in node.all_input_nodes]
+    readers = [(node, node.meta.get("ac_graph_id", region_of.get(node.meta.get("seq_nr")))) for node in backward]
+    pairs = [(arg, region) for node, region in readers for arg in node.all_input_nodes]
     found: set[fx.Node] = set()
     seen: set[fx.Node] = set()
     while pairs:

@@ -222,10 +222,10 @@ def first_for_backward(joint: ir.JointGraph) -> fx.Node | None:
 
 def partition_text(partition: ir.Partition) -> str:
     """Both halves, and tables of the saved and the recomputed values."""
-    if partition.backward is None:
-        return half_text("inference", partition.forward)
-    halves = [half_text("forward", partition.forward), half_text("backward", partition.backward)]
     recomputed = [recomputed_text(partition)] if partition.recomputed else []
+    if partition.backward is None:
+        return "\n\n".join([half_text("inference", partition.forward), *recomputed])
+    halves = [half_text("forward", partition.forward), half_text("backward", partition.backward)]
     return "\n\n".join([*halves, saved_text(partition), *recomputed])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -145,6 +146,29 @@ def next_nodes(node: Any) -> tuple[Any, ...]:
 def edges_of_running_node() -> tuple[Any, ...]:
     """`next_nodes` of the node that runs in this thread."""
     return next_nodes(torch._C._current_autograd_node())
+
+
+def sequence_nr_of_running_node() -> int | None:
+    """The sequence number of the node that runs in this thread, if one does."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()
+
+
+@contextlib.contextmanager
+def report_backwards(around: Callable[[Any], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """In this thread, run `backward()` and `autograd.grad` within `around(gradients)`: those that they start from."""
+    from unittest import mock
+
+    thread, run = threading.get_ident(), torch.autograd._engine_run_backward
+
+    def reported(outputs: Any, gradients: Any, *others: Any, **settings: Any) -> Any:
+        if threading.get_ident() != thread:
+            return run(outputs, gradients, *others, **settings)
+        with around(gradients):
+            return run(outputs, gradients, *others, **settings)
+
+    with mock.patch.object(torch.autograd, "_engine_run_backward", reported):
+        yield
 
 
 def plain_apply(function: type[torch.autograd.Function]) -> Callable:

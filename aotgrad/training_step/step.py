@@ -19,7 +19,6 @@ from aotgrad import passes, torch_compat
 from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.kit import Backend
 from aotgrad.backends.registry import as_backend
-from aotgrad.errors import OptionError
 from aotgrad.guards.data_dependent import Level
 from aotgrad.options import Options
 from aotgrad.plan_cache.binding import BoundFunction, NamedTensor, tensor_names
@@ -76,14 +75,8 @@ def train_step(
     return function
 
 
-WITHOUT_EFFECT = ("memory_budget", "offload", "checkpoint_policies")
-"""Options that choose what a forward saves for its backward; a step is one graph."""
-
-
 def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any], keep_gradients: bool) -> PlanCache:
     chosen = Options.from_mapping({"keep_input_mutations": True, **options})
-    if ignored := [name for name in WITHOUT_EFFECT if getattr(chosen, name) != getattr(Options(), name)]:
-        raise OptionError(f"train_step: option {ignored[0]!r} has no effect on a step yet, whose values are all kept")
     if chosen.share_layers is None:
         chosen = chosen.replace(share_layers=True)
     if not keep_gradients:  # Inductor would compute all updates in one kernel, since they read the same numbers

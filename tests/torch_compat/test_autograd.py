@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -141,6 +142,7 @@ class Watching(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         edges = compat.edges_of_running_node()
+        assert compat.sequence_nr_of_running_node() == compat.node_sequence_nr(ctx)
         saved = ctx.saved_tensors
         compat.release_saved_tensors(ctx)
         Watching.seen = {
@@ -538,3 +540,28 @@ def test_a_mode_sees_who_asks_for_a_history():
             assert not mode.found
             ask()
         assert mode.found
+
+
+def test_no_node_runs_outside_of_a_backward():
+    assert compat.sequence_nr_of_running_node() is None
+
+
+def test_backwards_are_reported_with_the_gradients_they_start_from():
+    given: list[Any] = []
+
+    @contextlib.contextmanager
+    def around(gradients):
+        given.append(tuple(gradients))
+        yield
+        given.append("end")
+
+    x, start = torch.ones(2, requires_grad=True), torch.full((2,), 3.0)
+    with compat.report_backwards(around):
+        (x * 2).backward(start)
+        torch.autograd.grad((x * 2).sum(), x)
+        thread = threading.Thread(target=lambda: x.sin().sum().backward())
+        thread.start()
+        thread.join()
+    x.sum().backward()
+    (first,), end, (one,), again = given
+    assert first is start and torch.equal(one, torch.ones(())) and end == again == "end"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.registry import as_backend
@@ -80,6 +81,13 @@ BETWEEN = (
 NEW_GROUP = "optimizer.add_param_group({'params': [extra], 'lr': 0.01}) if len(optimizer.param_groups) < 2 else None"
 """Between steps, unless a scheduler knows the groups."""
 
+MODELS = ("model(x)", "model(x)", "torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)")
+MEMORY: Sequence[dict[str, Any]] = (
+    *({}, {}, {"memory_budget": 0.0}, {"memory_budget": 0.4}, {"offload": True}),
+    {"memory_budget": 0.6, "memory_budget_of": "peak"},
+)
+"""Options of the compilation."""
+
 RESULTS = ("loss", "(loss, norm)", "{'loss': loss, 'rows': len(x)}", "loss.detach(), model(x)", "None")
 STEPS = 5
 
@@ -93,6 +101,7 @@ class StepProgram:
     between: tuple[str, ...]
     rows: tuple[int, ...]
     keep_gradients: bool
+    memory: dict[str, Any]
     dtype: torch.dtype = torch.float32
 
     def __str__(self) -> str:
@@ -100,7 +109,7 @@ class StepProgram:
         lines = [*self.setup, "", "def step(x, update):", *(f"    {line}" for line in self.body), ""]
         steps = zip(self.rows, self.between, strict=True)
         lines += [f"step(x[:{rows}], {k % 2 == 1}); {line}" for k, (rows, line) in enumerate(steps)]
-        return "\n".join([*lines, f"# keep_gradients={self.keep_gradients}"])
+        return "\n".join([*lines, f"# keep_gradients={self.keep_gradients}, options={self.memory}"])
 
     def training(self) -> Training:
         names: dict[str, Any] = {"torch": torch, "nn": torch.nn}
@@ -136,9 +145,9 @@ def draw(number: int) -> StepProgram:
     between = [choose.choice(changes) if choose.random() < 0.4 else "pass" for _ in range(STEPS)]
     between = [f"{line}; scheduler.step()" if scheduled else line for line in between]
     rows = [choose.choice((8, 8, 8, 6)) for _ in range(STEPS)]
-    return StepProgram(
-        (*setup, f"state = [{', '.join(state)}]"), tuple(body), tuple(between), tuple(rows), choose.random() < 0.7
-    )
+    setup.append(f"state = [{', '.join(state)}]")
+    keeps, memory = choose.random() < 0.7, choose.choice(MEMORY)
+    return StepProgram(tuple(setup), tuple(body), tuple(between), tuple(rows), keeps, memory)
 
 
 def layers_of(choose: random.Random) -> list[str]:
@@ -163,7 +172,7 @@ def body_of(choose: random.Random, scaled: bool) -> Iterator[str]:
         yield clear
     yield "x = x.detach().requires_grad_()"
     cast = "with torch.autocast('cpu', torch.bfloat16): " if choose.random() < 0.1 else ""
-    yield f"{cast}loss = nn.functional.mse_loss(model(x), x.detach().sin())"
+    yield f"{cast}loss = nn.functional.mse_loss({choose.choice(MODELS)}, x.detach().sin())"
     if choose.random() < 0.3:
         yield choose.choice(PENALTIES)
     if scaled:
@@ -189,7 +198,7 @@ def compare(program: StepProgram, backend: AnyBackend) -> str | None:
     """
     if as_backend(backend).fuses:
         program = for_fused_ops(program)
-    options = {"inductor": {"fallback_random": True}}  # eager's random numbers
+    options = {**program.memory, "inductor": {"fallback_random": True}}  # eager's random numbers
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a scheduler may go on before the optimizer does

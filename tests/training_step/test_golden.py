@@ -8,6 +8,7 @@ import textwrap
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 from aotgrad.passes.guarded_values import as_joint
@@ -53,6 +54,34 @@ def test_the_function_of_a_whole_step(golden):
 def test_the_graph_with_early_updates(golden):
     title = "Without gradients that are kept, each parameter is updated when its gradient is ready."
     golden("training_step/early_updates", steady_stage("joint", title, keep_gradients=False))
+
+
+def checkpointed_step():
+    layer = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def step(x):
+        loss = checkpoint(lambda x: layer(x).exp().tanh(), x, use_reentrant=False).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step, [layer, optimizer]
+
+
+def test_the_graph_of_a_checkpointed_step(golden):
+    """The backward recomputes the product and `exp`; it starts from what the region was given."""
+    function, state = checkpointed_step()
+    step = aotgrad.train_step(function, state, backend="eager")
+    with record_stages() as stages:
+        step(torch.ones(3, 2))
+    (found,) = [stage.text for stage in stages if stage.name == "partition"]
+    source = textwrap.dedent(inspect.getsource(checkpointed_step))
+    golden(
+        "training_step/recomputed",
+        f"# A checkpointed region is recomputed in a step.\n\n{source}\n--- partition ---\n\n{found}\n",
+    )
 
 
 def scaled_step():

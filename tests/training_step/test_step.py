@@ -151,12 +151,3 @@ def test_an_unknown_backend_or_option_is_refused_at_once():
         aotgrad.train_step(lambda: None, [], backend="none")
     with pytest.raises(aotgrad.errors.OptionError):
         aotgrad.train_step(lambda: None, [], options={"none": 1})
-
-
-@pytest.mark.parametrize(
-    "options", [{"memory_budget": 0.5}, {"offload": True}, {"checkpoint_policies": {"a": "save"}}], ids=str
-)
-def test_an_option_without_effect_is_refused_at_once(options):
-    (name,) = options
-    with pytest.raises(aotgrad.errors.OptionError, match=f"train_step: option '{name}' has no effect on a step yet"):
-        aotgrad.train_step(lambda: None, [], options=options)

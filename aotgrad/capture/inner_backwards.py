@@ -1,0 +1,42 @@
+"""Backwards that the function itself runs: `backward()` or `autograd.grad` in a training step.
+
+    loss = model(x); loss.backward()        nodes of the backward: meta["inner_backward"] = 0
+                                            those that compute gradients: meta["inner_gradient"] = True
+
+The others compute what gradients are multiplied with, such as `cos(x)` for `sin(x)`. The partition may compute these before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch.fx as fx
+
+from aotgrad import torch_compat
+
+
+class InnerBackward:
+    """One run of the engine. `gradients`: the nodes of gradients, at first those that it starts from."""
+
+    def __init__(self, number: int, gradients: Collection[fx.Node]) -> None:
+        self.number = number
+        self.gradients = set(gradients)
+
+    def mark(self, node: fx.Node, is_rerun: bool) -> None:
+        """Mark a node that the run has recorded. `is_rerun`: a checkpointed region runs a second time."""
+        node.meta["inner_backward"] = self.number
+        if not self.gradients.isdisjoint(node.all_input_nodes):
+            self.gradients.add(node)
+            node.meta["inner_gradient"] = True
+        if not is_rerun and (differentiated := torch_compat.sequence_nr_of_running_node()) is not None:
+            node.meta["seq_nr"] = differentiated
+
+
+def gradients_of(given: Any) -> list[Any]:
+    """The gradients that a run of the engine starts from, with the parts of wrapper subclasses."""
+    found = list(given or ())
+    for gradient in found:  # which also goes through what is added
+        if gradient is not None and torch_compat.is_wrapper_subclass(gradient):
+            found += [getattr(gradient, name) for name in torch_compat.flattened(gradient)[0]]
+    return [gradient for gradient in found if torch_compat.any_functional([gradient])]
