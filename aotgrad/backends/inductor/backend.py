@@ -304,11 +304,13 @@ WORKSPACES = frozenset({"aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward
 def settings_for(graph: fx.Graph) -> dict[str, Any]:
     """Inductor's settings for what a graph contains.
 
-    Copies to and from the host stay where they are. Sizes are not checked beside a workspace.
+    Copies to and from the host stay where they are, and so do several ops that draw from a generator of PyTorch's: the order
+    decides on their numbers. Sizes are not checked beside a workspace.
     """
     copies = any(op_table.is_host_copy(node.target) for node in graph.nodes)
+    draws = sum(op_table.draws(node) or op_table.uses_random_state(node) for node in graph.nodes)
     workspaces = any(op_table.op_name(node.target) in WORKSPACES for node in graph.nodes)
-    settings = {"reorder_for_peak_memory": copies, "size_asserts": workspaces}
+    settings = {"reorder_for_peak_memory": copies or draws > 1, "size_asserts": workspaces}
     return {name: False for name, is_off in settings.items() if is_off}
 
 

@@ -11,6 +11,7 @@ from torch._inductor.utils import fresh_cache
 
 import aotgrad
 from aotgrad import backends, torch_compat
+from aotgrad.backends.inductor.backend import settings_for
 from tests.fuzz.ways import by_inductor
 
 
@@ -113,3 +114,12 @@ def test_a_setting_of_inductor_in_the_options_also_chooses_its_decompositions() 
     expected = function(x)
     torch.manual_seed(1)
     torch.testing.assert_close(compiled(x), expected)
+
+
+@pytest.mark.parametrize(("draws", "settings"), [(1, {}), (2, {"reorder_for_peak_memory": False})])
+def test_ops_that_draw_from_the_generator_keep_their_order(draws: int, settings: dict[str, bool]) -> None:
+    """Inductor would move them to lower the peak, and then they draw each other's numbers."""
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.output([graph.call_function(torch.ops.aten.bernoulli.default, (x,)) for _ in range(draws)])
+    assert settings_for(graph) == settings
