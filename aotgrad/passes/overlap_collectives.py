@@ -47,9 +47,9 @@ class OverlapCollectives:
     flops_per_second: float = 1e14
     name: str = "overlap_collectives"
 
-    def moves(self, target: Any) -> bool:
-        """Whether the op starts a message that this pass moves."""
-        return op_table.is_collective(target)
+    def moves(self, node: fx.Node) -> bool:
+        """Whether the node starts a message that this pass moves."""
+        return op_table.is_collective(node.target)
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         parts = Parts.of(graph.module.graph, self.moves)
@@ -132,10 +132,10 @@ class Parts:
     place: Mapping[fx.Node, int]
 
     @classmethod
-    def of(cls, graph: fx.Graph, moves: Callable[[Any], bool]) -> Parts:
-        """The parts of a graph if the ops that `moves` names start messages."""
+    def of(cls, graph: fx.Graph, moves: Callable[[fx.Node], bool]) -> Parts:
+        """The parts of a graph if the nodes that `moves` names start messages."""
         nodes = [node for node in graph.nodes if node.op not in ("placeholder", "output")]
-        found = [Collective.of(node) for node in nodes if moves(node.target)]
+        found = [Collective.of(node) for node in nodes if moves(node)]
         messages = [collective for collective in found if collective is not None]
         number_of = {node: k for k, collective in enumerate(messages) for node in collective.all_nodes}
         computations, place = [], {}

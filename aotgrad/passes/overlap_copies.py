@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+
+import torch.fx as fx
 
 from aotgrad.graph import op_table
 from aotgrad.graph.geometry import bytes_of_value
@@ -29,7 +30,14 @@ def overlap_copies(partition: Partition, max_bytes: int) -> Partition:
     for half in (partition.forward, partition.backward) if schedule else ():
         assert schedule is not None and half is not None, "values are offloaded for a backward"
         schedule.apply(half).module.recompile()
+        for node in half.module.graph.nodes:
+            if op_table.is_host_copy(node.target):
+                node.meta[PLACED] = True
     return partition
+
+
+PLACED = "placed"
+"""In `meta` of a copy: it stays. A training step with several backwards has such copies of an earlier one."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +53,8 @@ class OverlapCopies(OverlapCollectives):
         speed = next((speed_of(node) for node in nodes if op_table.is_host_copy(node.target)), None)
         return speed and cls(max_bytes, speed.link, speed.bytes_per_second, speed.flops_per_second)
 
-    def moves(self, target: Any) -> bool:
-        return op_table.is_host_copy(target)
+    def moves(self, node: fx.Node) -> bool:
+        return op_table.is_host_copy(node.target) and PLACED not in node.meta
 
     def messages(self, parts: Parts, seconds: Sequence[float]) -> list[Message]:
         """What goes to the host is awaited where it has arrived; what comes back, where it is read."""

@@ -163,3 +163,25 @@ def test_gradients_inside_of_a_differentiable_function_keep_their_values():
         compiled = aotgrad.aot_function(function, aotgrad.nop, options=options)
         (found,), (wanted,) = (torch.autograd.grad(each(x).sum(), x) for each in (compiled, function))
         torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+def test_values_wait_on_the_host_for_several_backwards():
+    """The second backward reads what the first one has fetched; the copies of the first one stay where they are."""
+
+    def make() -> Training:
+        model = Blocks(use_reentrant=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            x = x.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+            loss = nn.functional.mse_loss(model(x), y) + gradient.square().sum()
+            (loss / 2).backward(retain_graph=True)
+            (loss / 2).backward()
+            optimizer.step()
+            return loss
+
+        return Training(step, [model, optimizer])
+
+    assert_trains_like_eager(make, data(2), options={"offload": True})
