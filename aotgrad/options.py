@@ -137,6 +137,11 @@ def native_wanted() -> bool:
     return os.environ.get("AOTGRAD_NATIVE") != "0"
 
 
+def native_build_wanted() -> bool:
+    """Whether the C++ functions are built where they are missing; `AOTGRAD_NATIVE=built` only uses what is there."""
+    return os.environ.get("AOTGRAD_NATIVE") not in ("0", "built")
+
+
 def logs_wanted() -> str:
     """The value of `AOTGRAD_LOGS`, see `aotgrad.telemetry.logs`."""
     return os.environ.get("AOTGRAD_LOGS", "")

@@ -27,6 +27,7 @@ os.environ.setdefault("AOTGRAD_VERIFY", "1")
 # Tests and their child processes leave the user's cache alone.
 os.environ["AOTGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="aotgrad-tests-")
 atexit.register(shutil.rmtree, os.environ["AOTGRAD_CACHE_DIR"], ignore_errors=True)
+os.environ.setdefault("AOTGRAD_NATIVE", "built")  # the tests of C++ functions build them
 use_quick_compiler()
 # Each xdist worker would otherwise start as many threads as there are cores.
 torch.set_num_threads(1)

@@ -44,6 +44,7 @@ from aotgrad.inspect.plots import MEGABYTE, plot_frontier, plot_memory
 from aotgrad.inspect.specs import SpecError
 from aotgrad.inspect.targets import Target, UsageError
 from aotgrad.native import build as native_build
+from aotgrad.native.background import key_of_failure
 from aotgrad.options import Options, native_wanted
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.binding import bind
@@ -222,6 +223,8 @@ def text_of_native(store: Store) -> str:
     if not native_wanted():
         return f"{files}\nnot used: AOTGRAD_NATIVE=0"
     missing = f"not used: there is none for torch {torch.__version__} and this Python; python -m aotgrad native build"
+    if (failure := store.read(key_of_failure())) is not None:
+        missing += f"\nin the background, {failure.decode()}"
     return f"{files}\n{missing if native.library() is None else f'used with torch {torch.__version__}'}"
 
 

@@ -1,7 +1,8 @@
-"""Our C++ functions, if the user built them; otherwise the same in Python.
+"""Our C++ functions, as soon as they are built; otherwise the same in Python.
 
-    python -m aotgrad native build               builds them, once per torch and Python; nothing else does
     native.lookup("versions_of", in_python)      the function in C++, or `in_python`; a caller asks once per plan
+
+The first caller, which is about to run what it has compiled, lets another process build them, once per torch and Python.
 
 `library.cpp` asks a list of tensors in one call, where Python takes 40 to 60 ns per question about a tensor. The functions,
 and what runs without them, are in `docs/native.md`.
@@ -14,13 +15,15 @@ import logging
 from types import ModuleType
 from typing import Any
 
-from aotgrad.options import native_wanted
+from aotgrad.options import native_build_wanted, native_wanted
 
 log = logging.getLogger("aotgrad.native")
 
 
 def lookup(name: str, otherwise: Any) -> Any:
-    """A function of the library, or `otherwise` if there is no library."""
+    """A function of the library, or `otherwise` if there is no library yet; then another process builds it."""
+    if library() is None:
+        build_later()
     return getattr(library(), name, otherwise)
 
 
@@ -32,3 +35,13 @@ def library() -> ModuleType | None:
     from aotgrad.native.build import load  # imports the cache, which imports callers of this module
 
     return load()
+
+
+def build_later() -> None:
+    """Let another process build the library. Once it is there, plans that are made then use it."""
+    if not native_build_wanted():
+        return
+    from aotgrad.native.background import started
+
+    if (file := started()) is not None and file.exists():
+        library.cache_clear()

@@ -6,7 +6,7 @@
 Per number of tensors: the check of a plan without mutations; of one that mutates an input, and so compares shared memory
 of inputs; the same with the mutated input at another address at every call; the same with disjoint slices of one buffer;
 and reading a module with as many parameters. The aim is 1 us and 0.1 us a tensor. Each is measured with the functions in
-Python and with those in C++ (`python -m aotgrad native build`). Then the cost of detecting shared memory of inputs of a
+Python and with those in C++, which are built if they are missing. Then the cost of detecting shared memory of inputs of a
 Dynamo graph: with our guard, and with Dynamo's own, which checks every pair. Times are the minimum of many short samples.
 """
 

@@ -7,8 +7,8 @@
 Overhead is the time of the compiled call less that of its graph callables alone, on the inputs that they had in that call.
 All sides get the same pass-through compiler. *floor* is a hand-written `torch.autograd.Function` around the same callables
 (without gradients: the callable alone), so the distance to it is the removable part. `aot_function` finds its plan by
-guards, which the peer does not have. aotgrad is measured with its functions in Python, and with those in C++
-(`python -m aotgrad native build`). Behind Dynamo, only the backend's result is called: this excludes Dynamo's own cost and
+guards, which the peer does not have. aotgrad is measured with its functions in Python, and with those in C++,
+which are built if they are missing. Behind Dynamo, only the backend's result is called: this excludes Dynamo's own cost and
 that of `torch._dynamo.disable`, which Dynamo puts around each result, in place of an existing one. Candidates take turns;
 medians of processor time.
 """

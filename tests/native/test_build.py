@@ -57,7 +57,7 @@ def works() -> bool:
     return torch.allclose(x.grad, 4 * (2 * x).cos()) and [plan.hits for plan in compiled.plans()] == [1]
 
 
-def test_nothing_is_built_by_itself(folder):
+def test_without_a_library_python_does_the_same(folder):
     assert native.library() is None and native.lookup("versions_of", len) is len
     assert works() and not folder.exists()
 
