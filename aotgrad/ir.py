@@ -812,6 +812,7 @@ class Partition:
 # --- Compiled --------------------------------------------------------------------------------------------------------
 
 BoxedCallable = Callable[[list], Sequence[Any]]
+CompileBackward = Callable[[GraphHalf], BoxedCallable]
 
 
 @dataclass(frozen=True)
@@ -826,6 +827,10 @@ class Compiled:
 
     backend: str
     forward: BoxedCallable
-    compile_backward: Callable[[GraphHalf], BoxedCallable] | None
+    compile_backward: CompileBackward | None
     reuses_memory: bool = False
     writes_over: bool = False
+
+    def with_backward(self, wrap: Callable[[CompileBackward], CompileBackward]) -> Compiled:
+        """The same with `wrap(compile_backward)` in its place, if there is a backward."""
+        return self if self.compile_backward is None else replace(self, compile_backward=wrap(self.compile_backward))

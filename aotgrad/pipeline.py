@@ -39,6 +39,7 @@ from aotgrad.ir import (
     BoxedCallable,
     CallingConvention,
     Capture,
+    CompileBackward,
     Compiled,
     GraphHalf,
     InputAliasInfo,
@@ -436,9 +437,9 @@ def is_too_small(ops: Sequence[fx.Node], compiler: Compiler) -> bool:
 
 def with_backward_passes(compiled: Compiled, pipeline: passes.Pipeline, after_pass: passes.Hook) -> Compiled:
     """`compiled` with passes over each variant of a backward graph, before it is compiled."""
-    if not pipeline.passes or compiled.compile_backward is None:
+    if not pipeline.passes:
         return compiled
-    return replace(compiled, compile_backward=BackwardPasses(pipeline, compiled.compile_backward, after_pass))
+    return compiled.with_backward(lambda compile: BackwardPasses(pipeline, compile, after_pass))
 
 
 @dataclass(frozen=True)
@@ -446,7 +447,7 @@ class BackwardPasses:
     """Compiles a copy of a backward graph after passes over it; other variants derive from the original graph."""
 
     pipeline: passes.Pipeline
-    compile: Callable[[GraphHalf], BoxedCallable]
+    compile: CompileBackward
     after_pass: passes.Hook
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:

@@ -7,7 +7,6 @@ A training step and a backward run outside of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,22 +14,21 @@ import torch
 import torch.fx as fx
 
 from aotgrad.graph import op_table
-from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
+from aotgrad.ir import BoxedCallable, CompileBackward, Compiled, GraphHalf
 
 
 def in_gradient_mode(compiled: Compiled, forward: GraphHalf) -> Compiled:
     """`compiled`, whose halves run in the gradient mode if a workspace is computed in them."""
     if not any(op_table.position_of_workspace(node.target) for node in forward.module.graph.nodes):
         return compiled
-    compile_backward = compiled.compile_backward and BackwardInGradientMode(compiled.compile_backward)
-    return replace(compiled, forward=run_in_mode(compiled.forward, forward), compile_backward=compile_backward)
+    return replace(compiled, forward=run_in_mode(compiled.forward, forward)).with_backward(BackwardInGradientMode)
 
 
 @dataclass(frozen=True)
 class BackwardInGradientMode:
     """Compiles a backward, which may compute a workspace again."""
 
-    compile: Callable[[GraphHalf], BoxedCallable]
+    compile: CompileBackward
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
         return run_in_mode(self.compile(half), half)

@@ -12,7 +12,7 @@ from typing import Any
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefacts, PartitionCompiler, WrappedBackend
-from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
+from aotgrad.ir import Compiled, GraphHalf, Partition
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,7 @@ class PastOwnRules(WrappedBackend):
         return replace(self, backend=self.backend.storing(artefacts))
 
     def wrapped(self, compiled: Compiled) -> Compiled:
-        compile_backward = compiled.compile_backward
-        if compile_backward is None:
-            return compiled
-
-        def compile_quiet_backward(half: GraphHalf) -> BoxedCallable:
-            return past_own_rules(compile_backward(half))
-
-        return replace(compiled, compile_backward=compile_quiet_backward)
+        return compiled.with_backward(lambda compile: lambda half: past_own_rules(compile(half)))
 
 
 def past_own_rules(function: Callable) -> Callable:

@@ -8,13 +8,12 @@ aotgrad.counters["eager_on_error"]          how many functions and backwards ran
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from aotgrad.backends.eager import compile_eager
 from aotgrad.errors import short_message
 from aotgrad.graph import op_table
-from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
+from aotgrad.ir import BoxedCallable, CompileBackward, Compiled, GraphHalf
 from aotgrad.telemetry.counters import counters
 
 
@@ -27,9 +26,7 @@ def ran_eagerly(what: str, error: Exception) -> None:
 
 def with_eager_backwards(compiled: Compiled) -> Compiled:
     """`compiled`, with backwards that run op by op if they cannot be compiled."""
-    if compiled.compile_backward is None:
-        return compiled
-    return replace(compiled, compile_backward=EagerOnError(compiled.compile_backward))
+    return compiled.with_backward(EagerOnError)
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class EagerOnError:
     A graph that redraws the numbers of the forward from a seed is an error: only Inductor's code can redraw them.
     """
 
-    compile: Callable[[GraphHalf], BoxedCallable]
+    compile: CompileBackward
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
         before = half.copy()  # backends may change a graph that they compile

@@ -9,12 +9,13 @@ Numbers start at 0 and are unique in the process. Each thread has its own curren
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from aotgrad.ir import BoxedCallable, Compiled, GraphHalf
+from aotgrad.ir import BoxedCallable, CompileBackward, Compiled, GraphHalf
 from aotgrad.telemetry.counters import counters
 from aotgrad.torch_compat import disable_autocast
 
@@ -57,9 +58,7 @@ class GraphNames:
 
     def of_backward(self, compiled: Compiled) -> Compiled:
         """`compiled`, with a compiler that names backward graphs."""
-        if compiled.compile_backward is None:
-            return compiled
-        return replace(compiled, compile_backward=NamedBackward(self, compiled.compile_backward))
+        return compiled.with_backward(functools.partial(NamedBackward, self))
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class NamedBackward:
     """Compiles a backward graph under its name."""
 
     names: GraphNames
-    compile: Callable[[GraphHalf], BoxedCallable]
+    compile: CompileBackward
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
         with self.names.compiling("backward"):
