@@ -134,9 +134,11 @@ class Trace:
 
     @contextlib.contextmanager
     def inner_backward(self, gradients: Any) -> Iterator[None]:
-        """Inside, the function runs a backward from these gradients."""
-        outer, nodes = self.recorder.backward, [self.node_of(gradient) for gradient in gradients_of(gradients)]
-        self.recorder.backward = InnerBackward(next(self._backwards), nodes)
+        """Inside, the function runs a backward from these gradients. A trace within this one has its own."""
+        values = map(torch_compat.from_functional, gradients_of(gradients))
+        nodes = (torch_compat.proxy_node(value, self.recorder) for value in values)
+        outer = self.recorder.backward
+        self.recorder.backward = InnerBackward(next(self._backwards), [node for node in nodes if node is not None])
         try:
             yield
         finally:
