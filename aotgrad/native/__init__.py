@@ -44,4 +44,10 @@ def build_later() -> None:
     from aotgrad.native.background import started
 
     if (file := started()) is not None and file.exists():
-        library.cache_clear()
+        look_again()
+
+
+@functools.cache
+def look_again() -> None:
+    """Forget, once, that there was no library: a file that cannot be loaded is not read again for each plan."""
+    library.cache_clear()

@@ -33,8 +33,8 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 
 def forget() -> None:
-    native.library.cache_clear()
-    background.started.cache_clear()
+    for remembered in (native.library, native.look_again, background.started):
+        remembered.cache_clear()
 
 
 @pytest.fixture
@@ -143,3 +143,10 @@ def test_obstacles(folder, compiler, change, reason, monkeypatch):
     assert background.obstacle() is None
     change(monkeypatch)
     assert reason in background.obstacle()
+
+
+def test_a_file_that_is_no_library_is_read_twice_and_no_more(folder, compiler, caplog):
+    build.native_store().write(build.key(), b"no library")
+    for _ in range(3):
+        compile_something()
+    assert caplog.text.count("are not used, Python functions replace them") == 2
