@@ -9,7 +9,6 @@ The others compute what gradients are multiplied with, such as `cos(x)` for `sin
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
 
 import torch.fx as fx
 
@@ -31,12 +30,3 @@ class InnerBackward:
             node.meta["inner_gradient"] = True
         if not is_rerun and (differentiated := torch_compat.sequence_nr_of_running_node()) is not None:
             node.meta["seq_nr"] = differentiated
-
-
-def gradients_of(given: Any) -> list[Any]:
-    """The gradients that a run of the engine starts from, with the parts of wrapper subclasses."""
-    found = list(given or ())
-    for gradient in found:  # which also goes through what is added
-        if gradient is not None and torch_compat.is_wrapper_subclass(gradient):
-            found += [getattr(gradient, name) for name in torch_compat.flattened(gradient)[0]]
-    return [gradient for gradient in found if torch_compat.any_functional([gradient])]

@@ -27,7 +27,7 @@ from aotgrad.capture.functional import input_state, make_arguments, make_primals
 from aotgrad.capture.generator import WatchedGenerators
 from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
 from aotgrad.capture.indexing import IndexMarks
-from aotgrad.capture.inner_backwards import InnerBackward, gradients_of
+from aotgrad.capture.inner_backwards import InnerBackward
 from aotgrad.capture.literals import SymbolicLiterals
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, rerun_context
@@ -135,8 +135,8 @@ class Trace:
     @contextlib.contextmanager
     def inner_backward(self, gradients: Any) -> Iterator[None]:
         """Inside, the function runs a backward from these gradients. A trace within this one has its own."""
-        values = map(torch_compat.from_functional, gradients_of(gradients))
-        nodes = (torch_compat.proxy_node(value, self.recorder) for value in values)
+        traced = (each for each in torch_compat.with_parts(gradients or ()) if torch_compat.any_functional([each]))
+        nodes = (torch_compat.proxy_node(torch_compat.from_functional(each), self.recorder) for each in traced)
         outer = self.recorder.backward
         self.recorder.backward = InnerBackward(next(self._backwards), [node for node in nodes if node is not None])
         try:

@@ -38,7 +38,7 @@ from aotgrad.ir import (
 )
 from aotgrad.joint.attribution import NO_SEGMENTS, arrivals, attributed_to_forward, eager_dtypes
 from aotgrad.joint.cases import OtherCases, join_cases, trace_other_cases
-from aotgrad.joint.effects import Effects, Place, storages, with_parts
+from aotgrad.joint.effects import Effects, Place, storages
 from aotgrad.joint.failures import (
     OverwrittenValue,
     WrapperAtCut,
@@ -714,10 +714,10 @@ def dies_inside(capture: Capture, node: Any, leaf: torch.Tensor, roots: Sequence
 
     Each result that depends on it requires grad without it, too.
     """
-    parts = with_parts([leaf])
+    parts = torch_compat.with_parts([leaf])
     is_made_inside = all(torch_compat.is_functional(part) or torch_compat.is_wrapper_subclass(part) for part in parts)
     is_hooked = any(torch_compat.hooks_of_leaf(leaf)) or node in capture.hooked_nodes | capture.nodes_with_hooks
-    if not is_made_inside or is_hooked or storages(parts) & storages(with_parts(capture.outputs)):
+    if not is_made_inside or is_hooked or storages(parts) & storages(torch_compat.with_parts(capture.outputs)):
         return False
     reached = [autograd_nodes([root]) for root in roots]
     primals = {id(primal) for primal in capture.primals}

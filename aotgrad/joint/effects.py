@@ -195,8 +195,8 @@ class Effects:
             self.running, self.seen = node, SeenTensors()
             self.last = next(iter(reversed(self.capture.trace.graph.nodes)))
             self.runs.append((self.last, node))
-            kept, saved = with_parts(kept_by(node)), saved_by(node)
-            self.note_seen(with_parts(saved), self.saved)
+            kept, saved = torch_compat.with_parts(kept_by(node)), saved_by(node)
+            self.note_seen(torch_compat.with_parts(saved), self.saved)
             self.private = storages(saved) - storages(kept)
             self.go_on_with(self.group_of(node))
             held = [*held, *self.capture.arguments, *self.capture.outputs, *kept, *saved]
@@ -405,15 +405,6 @@ def kept_by(node: Any) -> list[Any]:
 
 def saved_by(node: Any) -> list[Any]:
     return torch_compat.saved_by_function(node) if torch_compat.is_custom_node(node) else []
-
-
-def with_parts(values: Sequence[Any]) -> list[Any]:
-    """The values, and the parts of the wrapper subclasses among them: a change of a wrapper is one of its parts."""
-    found = list(values)
-    for value in found:  # which also goes through what is added
-        if isinstance(value, torch.Tensor) and torch_compat.is_wrapper_subclass(value):
-            found += [getattr(value, name) for name in torch_compat.flattened(value)[0]]
-    return found
 
 
 def storages(tensors: Collection[Any]) -> set[int]:

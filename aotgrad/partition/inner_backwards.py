@@ -13,6 +13,7 @@ recorded later belongs to the second half. Nobody writes to an argument between 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -45,10 +46,11 @@ def partition_inside(
         PartitionError: a backward needs a value that can be neither saved nor recomputed.
     """
     recomputed: list[RecomputedValue] = []
-    for number in inner_backwards(joint) if is_asked_for(joint, objective) else ():
+    numbers = inner_backwards(joint)
+    for number in numbers if numbers and is_asked_for(joint, objective) else ():
         analysis = analyze_inner_backward(joint, number)
         halves = finish(split(analysis, choose(analysis, objective), objective.collectives_first))
-        joint = replace(joint, module=joined(joint, analysis, halves))
+        joint = replace(joint, module=joined(joint, halves))
         recomputed += halves.recomputed
     return Partition(GraphHalf(joint.module, joint.signature), None, (), tuple(recomputed))
 
@@ -80,10 +82,11 @@ def analyze_inner_backward(joint: JointGraph, number: int) -> JointAnalysis:
         if node in later and not (is_formula(node, number) and backward.isdisjoint(node.all_input_nodes)):
             backward.add(node)
 
-    virtual = joint_around(joint, [isinstance(value, fx.Node) and value not in forward for value in returned])
+    is_late = [isinstance(value, fx.Node) and value not in forward for value in returned]
+    virtual = joint_around(joint, is_late)
     primals = dict(zip(placeholders, virtual.signature.primals, strict=True))
     base, copied = memory_of_nodes(virtual, nodes, primals, forward)
-    results = [value for value in returned if not isinstance(value, fx.Node) or value in forward]
+    results = [value for value, late in zip(returned, is_late, strict=True) if not late]
     returned_early = {base[value] for value in results if isinstance(value, fx.Node)}
     return JointAnalysis(
         joint=virtual,
@@ -92,7 +95,7 @@ def analyze_inner_backward(joint: JointGraph, number: int) -> JointAnalysis:
         primals=primals,
         tangents={},
         results=tuple(results),
-        gradients=tuple(value for value in returned if isinstance(value, fx.Node) and value not in forward),
+        gradients=tuple(itertools.compress(returned, is_late)),
         forward=frozenset(forward),
         backward=frozenset(backward),
         unclaimed=frozenset(live - forward - backward),
@@ -119,8 +122,8 @@ def joint_around(joint: JointGraph, is_late: Sequence[bool]) -> JointGraph:
     return JointGraph(joint.module, signature, every, frozenset(), private_inputs=every)
 
 
-def joined(joint: JointGraph, analysis: JointAnalysis, halves: Partition) -> fx.GraphModule:
-    """The module that runs both halves, one after the other, without what the first half computes for nobody."""
+def joined(joint: JointGraph, halves: Partition) -> fx.GraphModule:
+    """The module that runs both halves, one after the other, without the nodes of the first half that nothing reads."""
     forward, backward, graph = halves.forward, halves.backward, fx.Graph()
     assert backward is not None, "split returns both halves"
     copies: dict[fx.Node, fx.Node] = {}

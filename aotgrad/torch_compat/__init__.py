@@ -581,5 +581,6 @@ from aotgrad.torch_compat.wrapper_subclasses import (
     remember_ragged_size,
     replayed_view,
     tracked_views,
+    with_parts,
 )
 from aotgrad.torch_compat.zero_tensors import symbolic_zero_tensors

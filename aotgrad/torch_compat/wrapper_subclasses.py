@@ -171,3 +171,12 @@ def tracked_views() -> Any:
 def dispatches_itself(classes: Iterable[type]) -> bool:
     """Whether one of the classes of an op's arguments has a `__torch_dispatch__` of its own, which comes first."""
     return not _KNOWN.issuperset(classes)
+
+
+def with_parts(values: Sequence[Any]) -> list[Any]:
+    """The values, and the parts of the wrapper subclasses among them: a change of a wrapper is one of its parts."""
+    found = list(values)
+    for value in found:  # which also goes through what is added
+        if isinstance(value, torch.Tensor) and is_wrapper_subclass(value):
+            found += [getattr(value, name) for name in flattened(value)[0]]
+    return found

@@ -21,6 +21,7 @@ def test_a_wrapper_is_told_from_other_tensors() -> None:
 
 def test_what_a_wrapper_consists_of() -> None:
     assert compat.flattened(two()) == (["a", "b"], None)
+    assert [type(each) for each in compat.with_parts([two(), 3])][1:] == [int, torch.Tensor, torch.Tensor]
 
 
 def test_another_object_has_the_same_memory_and_no_history() -> None:
