@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,9 @@ FACTS: dict[str, Callable[[torch.Tensor], Any]] = {
     "has a gradient": lambda tensor: tensor.grad is not None,
 }
 """The properties, by name, and their getters."""
+
+ONLY_OF_VIEWS = {"is a hooked view", "is a converted view", "is a view of a leaf", "is forbidden after a write"}
+"""Properties that hold for no tensor for which "is a view" does not hold."""
 
 Fact = tuple[int, str, Any]
 """The position of a tensor, a property, and its value."""
@@ -69,8 +72,13 @@ class TracedWrapper:
 
 
 def facts_of(tensors: Sequence[Any], wanted: Iterable[tuple[str, int]]) -> tuple[Fact, ...]:
-    """The values of some properties, by name and position."""
-    return tuple((k, name, FACTS[name](tensors[k])) for name, k in sorted(wanted))
+    """The values of some properties, by name and position; without those that follow from others of them."""
+    found = {(name, k): FACTS[name](tensors[k]) for name, k in sorted(wanted)}
+    return tuple((k, name, value) for (name, k), value in found.items() if not follows(name, k, found))
+
+
+def follows(name: str, position: int, found: Mapping[tuple[str, int], Any]) -> bool:
+    return name in ONLY_OF_VIEWS and found.get(("is a view", position)) is False
 
 
 def facts_hold(facts: Iterable[Fact], tensors: Sequence[Any]) -> bool:

@@ -411,6 +411,21 @@ PyObject* versions_of(PyObject*, PyObject* values) {
   END_HANDLE_TH_ERRORS
 }
 
+PyObject* gradients_of(PyObject*, PyObject* values) {
+  HANDLE_TH_ERRORS
+  const Items items(values);
+  THPObjectPtr gradients(PyTuple_New(items.size()));
+  if (!gradients) throw python_error();
+  for (Py_ssize_t k = 0; k < items.size(); ++k) {
+    const at::Tensor& tensor = tensor_of(items[k]);
+    PyObject* gradient = THPVariable_Wrap(tensor.is_leaf() ? tensor.grad() : at::Tensor());
+    if (gradient == nullptr) throw python_error();
+    PyTuple_SET_ITEM(gradients.get(), k, gradient);
+  }
+  return gradients.release();
+  END_HANDLE_TH_ERRORS
+}
+
 bool same_entries(PyObject* table, PyObject* const* keys, PyObject* const* values) {
   PyObject *key, *value;
   Py_ssize_t place = 0;
@@ -451,6 +466,7 @@ PyMethodDef functions[] = {
     {"settings_number", settings_number, METH_NOARGS, "settings_number() -> int, another one if a setting changes"},
     {"below_autograd", below_autograd_function, METH_FASTCALL, "below_autograd(function, value) -> function(value)"},
     {"same_contents", same_contents_function, METH_FASTCALL, "same_contents(tables, lengths, keys, values) -> bool"},
+    {"gradients_of", gradients_of, METH_O, "gradients_of(tensors) -> tuple of the gradients of leaves, None for others"},
     {"versions_of", versions_of, METH_O, "versions_of(tensors) -> list of int"},
     {nullptr, nullptr, 0, nullptr}};
 

@@ -10,7 +10,7 @@ found.key                   all else that a trace may depend on
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
+from aotgrad import native
 from aotgrad.errors import CaptureError
 from aotgrad.guards.dictionaries import are_identical
 from aotgrad.plan_cache.module_state import HashedOnce, LiftedModule
@@ -89,7 +90,7 @@ class State:
         known = self.known
         if known is None or not known.is_current([key for _, key in modules]):
             known = self.known = self.read_anew(modules)
-        return Snapshot(known.tensors, tuple(map(gradient_of, known.tensors)), known.numbers, known.key)
+        return Snapshot(known.tensors, known.read_gradients(known.tensors), known.numbers, known.key)
 
     def read_anew(self, modules: Sequence[tuple[Sequence[torch.Tensor], Hashable]]) -> KnownState:
         others = (*map(OptimizerState, self.optimizers), *map(ScalerState, self.scalers))
@@ -100,7 +101,8 @@ class State:
         key = HashedOnce((keys, *(each.structure(places) for each in others)))
         if self.known is not None and key == self.known.key:
             key = self.known.key  # one object is compared by identity
-        return KnownState(keys, others, tuple(distinct.values()), Numbers.of(self.optimizers), key)
+        read_gradients = native.lookup("gradients_of", gradients_of)
+        return KnownState(keys, others, tuple(distinct.values()), Numbers.of(self.optimizers), key, read_gradients)
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class KnownState:
     tensors: tuple[torch.Tensor, ...]
     numbers: Numbers
     key: Hashable
+    read_gradients: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor | None, ...]]
 
     def is_current(self, modules: Sequence[Hashable]) -> bool:
         """Whether a new read would find the same, if the keys of the modules are these."""
@@ -136,6 +139,6 @@ def reject_unknown(value: Any) -> None:
         )
 
 
-def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The gradient of a leaf; to ask others for it warns."""
-    return tensor.grad if tensor.is_leaf else None
+def gradients_of(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of leaves, `None` for other tensors, which warn if they are asked for it."""
+    return tuple(tensor.grad if tensor.is_leaf else None for tensor in tensors)

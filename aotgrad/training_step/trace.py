@@ -27,7 +27,7 @@ from aotgrad.training_step.refusals import (
     reject_sparse,
 )
 from aotgrad.training_step.scaler_state import OF_ONE_UPDATE
-from aotgrad.training_step.state import Snapshot, State, gradient_of
+from aotgrad.training_step.state import Snapshot, State, gradients_of
 from aotgrad.training_step.swap import restored_objects, swapped
 
 
@@ -165,7 +165,7 @@ class PythonSide:
                 entries |= {(k, places[id(parameter)], name): value for name, value in values.items()}
             for number, group in enumerate(optimizer.param_groups):
                 hyperparameters |= {(k, number, name): value for name, value in group.items()}
-        gradients = {place: gradient_of(tensor) for place, tensor in enumerate(found.tensors)}
+        gradients = dict(enumerate(gradients_of(found.tensors)))
         return cls(gradients, entries, attributes, hyperparameters)
 
     def since(self, before: PythonSide) -> dict[str, dict]:

@@ -24,6 +24,7 @@ from aotgrad.guards import memory
 from aotgrad.guards.dictionaries import CHANGES, Contents, same_contents, tells
 from aotgrad.guards.disjoint_storage import Separation, span_of
 from aotgrad.torch_compat import FakeTensorMode, TensorGuard
+from aotgrad.training_step.state import gradients_of
 from tests.torch_compat.test_global_state import CHANGES as SETTING_CHANGES
 
 
@@ -197,7 +198,14 @@ def test_what_is_no_tensor_is_an_error(library, value):
 
 def test_wrong_arguments_are_errors(library):
     x, check = torch.ones(2), library.tensor_check([torch.ones(2)], [[2]], [[1]])
-    for ask in (library.versions_of, check, library.separation([], []), library.sharing([]), library.sharing):
+    for ask in (
+        library.versions_of,
+        library.gradients_of,
+        check,
+        library.separation([], []),
+        library.sharing([]),
+        library.sharing,
+    ):
         with pytest.raises(TypeError, match="expected a sequence"):
             ask(3)
     for ask in (library.separation([1], []), library.separation([], [-1]), library.sharing([1])):
@@ -229,6 +237,17 @@ def test_an_inference_tensor_has_no_version(library):
     for ask in (library.versions_of, torch_compat.versions_of):
         with pytest.raises(RuntimeError, match="Inference tensors do not track version counter"):
             ask([under_inference()])
+
+
+def test_gradients_of_leaves(library):
+    model, named = torch.nn.Linear(2, 2), torch.ones(2).as_subclass(Named).requires_grad_()
+    (model(torch.ones(3, 2)).sum() + named.sum()).backward()
+    model.bias.grad = None
+    others = [(model.weight * 2), torch.ones(3), under_inference(), model.weight.detach()]
+    found = library.gradients_of([*model.parameters(), named, *others])
+    assert found[0] is model.weight.grad and found[2] is named.grad
+    assert [found[1], *found[3:]] == [None] * 5
+    assert all(one is other for one, other in zip(found, gradients_of([*model.parameters(), named, *others]), strict=True))
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=range(len(CHANGES)))
