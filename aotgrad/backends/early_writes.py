@@ -24,6 +24,7 @@ def write_early_updates(graph: fx.Graph) -> Iterator[None]:
     if writes := [write for write in reversed(writes_at_end(graph)) if is_early(write.args[1])]:
         place = {node: k for k, node in enumerate(graph.nodes)}
         last: dict[Any, fx.Node] = {}
+        *_, last_input = graph.find_nodes(op="placeholder")
         for node in place.keys() - {output_node(graph)}:
             sources = node.args[1:2] if node in writes else node.all_input_nodes  # a write does not read its target
             for owner in set(map(owner_across_writes, sources)):
@@ -31,7 +32,7 @@ def write_early_updates(graph: fx.Graph) -> Iterator[None]:
         for write in writes:
             target, value, *_ = write.args
             assert isinstance(value, fx.Node)
-            max(last.get(target, value), value, key=place.__getitem__).append(write)
+            max(last.get(target, value), value, last_input, key=place.__getitem__).append(write)
 
 
 def is_early(value: Any) -> bool:

@@ -33,6 +33,16 @@ def test_a_write_follows_its_value():
     assert order_of(updates, "add", "mul") == ["add", "copy_", "sin", "mul", "copy__1"]
 
 
+def passed(p, q, g):
+    q.copy_(p)
+    return (g.sin(),)
+
+
+def test_a_write_follows_the_inputs():
+    """Also the one whose value is an input itself, as in a piece of a graph."""
+    assert order_of(passed, "p_1") == ["copy_", "sin"]
+
+
 def reads_later(p, q, g):
     new = p + g
     view = p.t()
