@@ -20,8 +20,9 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from aotgrad import torch_compat
-from aotgrad.inspect.explanation import Explanation, SourceLine, explanation_of
+from aotgrad.inspect.explanation import Explanation, SourceLine
 from aotgrad.inspect.report import dynamo_report_text
+from aotgrad.inspect.rows import explanation_of
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.binding import NamedTensor, bind
 from aotgrad.plan_cache.cache import PlanCache

@@ -16,7 +16,8 @@ from aotgrad import torch_compat
 from aotgrad.backends import registry
 from aotgrad.backends.base import AnyBackend, WrappedBackend
 from aotgrad.inspect.dynamo import DynamoExplainer
-from aotgrad.inspect.explanation import Explanation, explanation_of
+from aotgrad.inspect.explanation import Explanation
+from aotgrad.inspect.rows import explanation_of
 from aotgrad.ir import Compiled, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.binding import BoundFunction, bind
