@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from aotgrad.inspect.page import write
+
 pytest.importorskip("setuptools", minversion="77")
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +59,8 @@ def test_a_wheel_has_the_package_and_its_data(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "aotgrad").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == modules
-    assert {"aotgrad/py.typed", "aotgrad/native/library.cpp"} <= set(names)
+    page = {f"aotgrad/inspect/page/{name}" for name in ("page.html", "page.css", *write.PAGE_SCRIPTS)}
+    assert {"aotgrad/py.typed", "aotgrad/native/library.cpp", *page} <= set(names)
     (points,) = (name for name in names if name.endswith("entry_points.txt"))
     assert "aotgrad.frontends.dynamo:inductor" in zipfile.ZipFile(wheel).read(points).decode()
 

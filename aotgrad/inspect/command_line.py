@@ -3,6 +3,8 @@
     python -m aotgrad explain model.py:net --inputs "f32[8, 4]"       what happens to inputs, what is saved, and why
     python -m aotgrad explain model.py:net --json                     the same for programs
     python -m aotgrad explain model.py:net --plot memory.svg          its memory over one call
+    python -m aotgrad explain model.py:net --html page.html           a page for a browser, with every node
+    python -m aotgrad page report.json page.html                      the same of what --json printed
     python -m aotgrad explain model.py:net --dynamo                   each of Dynamo's graphs, and the graph breaks
     python -m aotgrad stages torch.nn.functional:gelu --inputs "bf16[4]" --stage joint
     python -m aotgrad frontier model.py:net --plot front.svg          how it can trade memory for time
@@ -24,6 +26,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +42,9 @@ from aotgrad.cache.store import Store
 from aotgrad.errors import AOTGradError, OptionError
 from aotgrad.inspect.explain import explain
 from aotgrad.inspect.explanation import Explanation
+from aotgrad.inspect.extras import MissingPackage
 from aotgrad.inspect.memory_frontier import memory_frontier
+from aotgrad.inspect.page.write import NotAReport, write_page
 from aotgrad.inspect.plots import MEGABYTE, plot_frontier, plot_memory
 from aotgrad.inspect.specs import SpecError
 from aotgrad.inspect.targets import Target, UsageError
@@ -66,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = arguments.run(arguments)
         sys.stdout.flush()
         return status
-    except (UsageError, SpecError, OptionError) as error:
+    except (UsageError, SpecError, OptionError, MissingPackage, NotAReport) as error:
         return report_error(error, WRONG_USAGE)
     except AOTGradError as error:
         return report_error(error, CANNOT_COMPILE)
@@ -92,10 +97,16 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument("--dynamo", action="store_true", help="each of the graphs that torch.compile makes; runs it once")
     command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw the memory of a call; needs matplotlib")
+    command.add_argument("--html", type=Path, metavar="FILE.html", help="write a page for a browser; needs plotly")
     command = add_command(commands, "stages", run_stages, shared, "print the result of every stage of the pipeline")
     command.add_argument("--stage", action="append", choices=STAGES, help="print this stage only; may be repeated")
     command = add_command(commands, "frontier", run_frontier, shared, "print how it can trade memory for time")
     command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it to this file; needs matplotlib")
+    text = "write the page of a report that explain --json printed"
+    command = commands.add_parser("page", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    command.add_argument("report", type=Path, metavar="REPORT.json")
+    command.add_argument("page", type=Path, metavar="PAGE.html")
+    command.set_defaults(run=run_page, no_grad=False)
     add_command_on_files(commands, "cache", run_cache, "show or clear the files of the cache", ("info", "clear"))
     add_command_on_files(commands, "native", run_native, "build, show or clear C++ functions", ("build", "info", "clear"))
     return parser
@@ -152,6 +163,17 @@ def run_explain(arguments: argparse.Namespace) -> int:
     print(explanation.to_json() if arguments.json else explanation)
     if isinstance(explanation, Explanation) and arguments.plot:
         plot_memory(explanation, arguments.plot)
+    if arguments.html:
+        explanation.html(arguments.html)
+    return OK
+
+
+def run_page(arguments: argparse.Namespace) -> int:
+    try:
+        report = json.loads(arguments.report.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{arguments.report} cannot be read as a report: {error}") from error
+    write_page(report, arguments.page)
     return OK
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.inspect.explanation import Explanation, SourceLine
+from aotgrad.inspect.page.write import write_page
 from aotgrad.inspect.report import dynamo_report_text
 from aotgrad.inspect.rows import explanation_of
 from aotgrad.pipeline import Compiler
@@ -59,6 +61,14 @@ class DynamoExplanation:
     def to_json(self, indent: int | None = 2) -> str:
         """`to_dict()` as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write a page of all graphs, as `Explanation.html` does of one.
+
+        Raises:
+            MissingPackage: plotly is not installed, which `pip install "aotgrad[plot]"` does.
+        """
+        write_page(self.to_dict(), path)
 
     def __str__(self) -> str:
         return dynamo_report_text(self)

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from dataclasses import dataclass
 from typing import Any
 
+from aotgrad.inspect.page.write import write_page
 from aotgrad.inspect.report import report_text
 
 
@@ -66,6 +68,33 @@ class GraphRow:
     nodes: int
     inputs: int
     outputs: int
+
+
+@dataclass(frozen=True)
+class NodeRow:
+    """One node of the joint graph; without a backward of its own, as in a training step, of the graph that runs.
+
+    Attributes:
+        name: as in the other rows: of an input, the user's name.
+        op: `aten.mm.default`, `input`, `constant`, or `getitem` for an item of what an op returns.
+        type: of its result.
+        bytes: of the memory that the result owns; 0 for views and numbers, and for sizes that are symbolic.
+        graph: the first graph that computes it, as in `GraphRow`.
+        state: `"saved"`, `"offloaded"` or `"recomputed"`; of others `"input"` or `"computed"`.
+        reason: why it is saved, offloaded or recomputed; empty for others.
+        is_island: whether it runs in eager between compiled parts.
+        where: the user's line that computes it.
+    """
+
+    name: str
+    op: str
+    type: str
+    bytes: int
+    graph: str
+    state: str
+    reason: str
+    is_island: bool
+    where: SourceLine | None
 
 
 @dataclass(frozen=True)
@@ -153,6 +182,23 @@ class MemoryRow:
 
 
 @dataclass(frozen=True)
+class SegmentRow:
+    """One autograd node of the function: a part of the backward that runs alone.
+
+    Attributes:
+        name: of its graph, as in `GraphRow`.
+        tangents: the results whose gradients enter.
+        gradients: the inputs and other results whose gradients it computes.
+        ops: that compute tensors.
+    """
+
+    name: str
+    tangents: tuple[str, ...]
+    gradients: tuple[str, ...]
+    ops: int
+
+
+@dataclass(frozen=True)
 class VariantRow:
     """A compiled backward graph: its name, with undefined tangents and unwanted gradients, and its ops."""
 
@@ -178,7 +224,8 @@ class Explanation:
         name: the name of the function.
         backend: the name of the backend.
         note: why there are no graphs, if the original function runs in place of a plan.
-        inputs, outputs, graphs, islands, saved, offloaded, recomputed, memory: one row each, see their types.
+        inputs, outputs, graphs, nodes, islands, saved, offloaded, recomputed, memory, segments: one row each, see their
+            types.
         steps: the steps of one call, in words.
         source: the emitted Python function.
         variants: the backward graphs compiled so far.
@@ -191,6 +238,7 @@ class Explanation:
     inputs: tuple[InputRow, ...] = ()
     outputs: tuple[OutputRow, ...] = ()
     graphs: tuple[GraphRow, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
     islands: tuple[IslandRow, ...] = ()
     saved: tuple[SavedRow, ...] = ()
     offloaded: tuple[OffloadedRow, ...] = ()
@@ -198,6 +246,7 @@ class Explanation:
     memory: tuple[MemoryRow, ...] = ()
     steps: tuple[str, ...] = ()
     source: str = ""
+    segments: tuple[SegmentRow, ...] = ()
     variants: tuple[VariantRow, ...] = ()
     plans: tuple[PlanRow, ...] = ()
 
@@ -234,6 +283,22 @@ class Explanation:
     def to_json(self, indent: int | None = 2) -> str:
         """`to_dict()` as JSON."""
         return json.dumps(self.to_dict(), indent=indent)
+
+    def html(self, path: str | os.PathLike[str]) -> None:
+        """Write `to_dict()` as a page for a browser, in one file that loads nothing from elsewhere.
+
+        It shows the nodes by source line, what is saved and recomputed, and the memory over the call.
+
+        Raises:
+            MissingPackage: plotly is not installed, which `pip install "aotgrad[plot]"` does.
+
+        Example:
+            >>> import tempfile, torch, aotgrad
+            >>> report = aotgrad.explain(lambda x: x.sin().sum())(torch.ones(2, 3, requires_grad=True))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     report.html(f"{folder}/report.html")
+        """
+        write_page(self.to_dict(), path)
 
     def __str__(self) -> str:
         return report_text(self)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from aotgrad.inspect.explanation import Explanation
+from aotgrad.inspect.extras import import_for
 from aotgrad.inspect.memory_frontier import MemoryFrontier
-from aotgrad.inspect.targets import UsageError
 
 MEGABYTE = 1e6
 
@@ -23,13 +23,9 @@ def axes_in(path: Path) -> Iterator[Any]:
     """Axes to draw on; at the end, the figure is written to the file.
 
     Raises:
-        UsageError: matplotlib is not installed.
+        MissingPackage: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure  # pyright: ignore[reportMissingImports]  # no window and no backend
-    except ImportError as error:
-        raise UsageError('--plot needs matplotlib: pip install "aotgrad[plot]"') from error
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = import_for("--plot", "matplotlib.figure").Figure(figsize=(7, 4.5), layout="constrained")  # opens no window
     yield figure.subplots()
     figure.savefig(path)
 

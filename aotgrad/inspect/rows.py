@@ -19,6 +19,7 @@ from aotgrad.backends.base import PartitionCompiler
 from aotgrad.backends.in_place_updates import updates_of
 from aotgrad.graph import op_table
 from aotgrad.graph.host_copies import RELOAD
+from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.graph.source_lines import inside_of
 from aotgrad.inspect.debug_state import backward_name, compiled_backwards
 from aotgrad.inspect.explanation import (
@@ -27,23 +28,25 @@ from aotgrad.inspect.explanation import (
     InputRow,
     IslandRow,
     MemoryRow,
+    NodeRow,
     OffloadedRow,
     OutputRow,
     PlanRow,
     RecomputedRow,
     SavedRow,
+    SegmentRow,
     SourceLine,
     VariantRow,
 )
 from aotgrad.inspect.steps import steps_text
-from aotgrad.partition.memory_curve import memory_curve
+from aotgrad.partition.memory_curve import memory_curve, saved_names
 from aotgrad.passes import OverlapCopies, computes
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache.binding import NamedTensor
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 from aotgrad.printing import type_text
-from aotgrad.printing.graphs import argument_text
+from aotgrad.printing.graphs import argument_text, op_text
 from aotgrad.printing.stages import input_alias_text, replay_text
 from aotgrad.slots import IntermediateBase, Primal, Tangent, UserOutput
 
@@ -72,6 +75,7 @@ def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequenc
                 inputs=tuple(rows.inputs()),
                 outputs=tuple(rows.outputs()),
                 graphs=tuple(rows.graphs()),
+                nodes=tuple(rows.nodes_of(cache.compiler.backend)),
                 islands=tuple(rows.islands(cache.compiler.backend)),
                 saved=tuple(rows.saved_row(value) for value in executable.partition.saved if not value.host_bytes),
                 offloaded=tuple(rows.offloaded()),
@@ -79,10 +83,14 @@ def explanation_of(plan: CachedPlan | NoPlan, cache: PlanCache, tensors: Sequenc
                 memory=tuple(rows.memory(cache.compiler.backend.fuses)),
                 steps=tuple(map(rows.with_user_names, steps_text(executable.schedule.steps))),
                 source=executable.source,
+                segments=tuple(rows.segments()),
                 variants=tuple(variant_row(*backward) for backward in compiled_backwards(executable)),
                 plans=plans,
             )
     raise AssertionError(plan)
+
+
+INPUT_OPS = {"placeholder": "input", "get_attr": "constant"}
 
 
 def plan_row(plan: CachedPlan, explained: bool) -> PlanRow:
@@ -211,6 +219,47 @@ class _Rows:
         for name, half in self.halves():
             for node, reason in backend.islands(half.module.graph).items():
                 yield IslandRow(name, node_name(node, node.name), node_type(node), reason, where(node))
+
+    def nodes_of(self, backend: PartitionCompiler) -> Iterator[NodeRow]:
+        """The nodes of the joint graph, or of the one graph that runs."""
+        partition, halves = self.executable.partition, [(name, half.module.graph) for name, half in self.halves()]
+        states = {value.name: ("recomputed", value.reason) for value in partition.recomputed}
+        names = saved_names(self.executable.joint, partition)
+        for value in partition.saved:
+            states[names[value.slot.name]] = ("offloaded" if value.host_bytes else "saved", value.reason)
+        graphs = {node.name: name for name, graph in reversed(halves) for node in graph.nodes}
+        islands = {node.name for _, graph in halves for node in backend.islands(graph)}
+        shown = self.executable.joint if partition.backward else partition.forward
+        for node in shown.module.graph.nodes:
+            if node.op != "output":
+                usual = "computed" if node.op == "call_function" else "input"
+                yield NodeRow(
+                    self.placeholders.get(node.name) or node_name(node, node.name),
+                    INPUT_OPS.get(node.op) or op_text(node.target),
+                    node_type(node),
+                    known_bytes(node.meta.get("val")) if memory_owner(node) is node else 0,
+                    graphs.get(node.name, "joint"),
+                    *states.get(node.name, (usual, "")),
+                    node.name in islands,
+                    where(node),
+                )
+
+    def segments(self) -> Iterator[SegmentRow]:
+        joint, graphs = self.executable.joint, self.executable.schedule.segments
+        results = joint.results
+        for number, (segment, half) in enumerate(zip(joint.segments, graphs, strict=True)):
+            entering = tuple(self.place_name(tangent.of) for tangent in segment.tangents)
+            leaving = tuple(self.place_name(each.of) for each in segment.gradients if results.get(each) is not None)
+            yield SegmentRow(backward_name(number, len(graphs)), entering, leaving, computing_ops(half.module.graph))
+
+    def place_name(self, place: Any) -> str:
+        """The user's name for an input or output; the text of any other end of a backward."""
+        match place:
+            case Primal(index):
+                return self.name(index)
+            case UserOutput(index):
+                return self.output_names()[index]
+        return str(place)
 
     def saved_row(self, value: ir.SavedValue) -> SavedRow:
         found = self.executable.partition.forward.results[value.slot]
