@@ -174,7 +174,7 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         instance of its class; only its `forward` is compiled. It can be copied, pickled and saved like `mod`, if the
         compilers can be pickled; a copy compiles its own plans.
 
-    Example:
+    Examples:
         >>> model = aot_module(nn.Linear(2, 1), fw_compiler=nop)
         >>> list(model.state_dict())
         ['weight', 'bias']

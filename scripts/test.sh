@@ -3,7 +3,7 @@
 # With arguments, which go to pytest, it runs what they say: scripts/test.sh tests/runtime -x
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
-use_environment test,emulated
+use_environment test,emulated,docs
 cd "$repository"
 
 # Two workers share the cores; more threads in each would only get in each other's way.

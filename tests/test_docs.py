@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 OWN = {"aotgrad", "torch", *sys.stdlib_module_names}
 DOCS = Path(__file__).parents[1] / "docs"
-DOCUMENTS = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+DOCUMENTS = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tutorials/*.md"))]
 EXAMPLES = [
     pytest.param(block, id=f"{path.stem}-{k}")
     for path in DOCUMENTS

@@ -42,6 +42,7 @@ def register(
 
 
 def register_backend(backend: PartitionCompiler) -> PartitionCompiler:
+    """Make a backend known by its `name`, in place of an earlier one; returns it."""
     _BACKENDS[backend.name] = backend
     return backend
 
@@ -89,4 +90,5 @@ def as_backend(backend: AnyBackend) -> PartitionCompiler:
 
 
 def names() -> list[str]:
+    """The names of all registered backends, sorted."""
     return sorted(_BACKENDS)

@@ -67,7 +67,7 @@ def check_backend(
     Raises:
         AssertionError: the backend fails; the message says how.
 
-    Example:
+    Examples:
         >>> class Double(torch.nn.Module):
         ...     def forward(self, x):
         ...         return (torch.ops.aten.mul.Tensor(x, 2),)

@@ -28,7 +28,7 @@ def failure_apart(ask: Callable[[], BackendFailure | None], limit_s: float) -> B
     Raises:
         RuntimeError: `ask` raises, or this process cannot be forked.
 
-    Example:
+    Examples:
         >>> failure_apart(lambda: os.abort(), 10)
         BackendFailure(kind='SIGABRT', text='the process was killed')
     """

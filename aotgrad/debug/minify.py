@@ -90,7 +90,7 @@ def minify(
     Raises:
         NothingToMinify: the backend agrees with eager on each graph.
 
-    Example:
+    Examples:
         >>> import aotgrad
         >>> def wrong(graph, example_inputs):
         ...     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.cos.default):

@@ -88,7 +88,7 @@ def export_joint(
     Raises:
         CaptureError: the function cannot be traced.
 
-    Example:
+    Examples:
         >>> x = torch.ones(2, requires_grad=True)
         >>> joint = export_joint(lambda x: x.sin(), (x,))
         >>> [str(slot) for slot in joint.signature.outputs]

@@ -108,7 +108,7 @@ def aot_export_module(
         ExportError: the module has an effect that such a graph cannot express.
         CaptureError: the module cannot be traced.
 
-    Example:
+    Examples:
         >>> graph, signature = aot_export_module(nn.Linear(2, 1), (torch.ones(3, 2),), trace_joint=False)
         >>> signature.inputs_to_parameters, signature.user_inputs
         ({'arg0_1': 'weight', 'arg1_1': 'bias'}, ['arg2_1'])

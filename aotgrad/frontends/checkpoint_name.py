@@ -16,7 +16,7 @@ def checkpoint_name(x: torch.Tensor, name: str) -> torch.Tensor:
         x: any tensor.
         name: of the value, for the option `checkpoint_policies`.
 
-    Example:
+    Examples:
         >>> import aotgrad
         >>> def f(x, w):
         ...     return checkpoint_name(x @ w, "product").sin().sum()

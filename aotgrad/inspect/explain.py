@@ -67,7 +67,7 @@ def explain(
     Raises:
         BackendError, OptionError: the backend or an option does not exist.
 
-    Example:
+    Examples:
         >>> import torch
         >>> x = torch.ones(2, 3, requires_grad=True)
         >>> report = explain(lambda x: x.sin().sum())(x)

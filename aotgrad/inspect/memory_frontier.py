@@ -67,7 +67,7 @@ def memory_frontier(
         OptionError: `offload` is not legal.
         PartitionError: no argument requires grad.
 
-    Example:
+    Examples:
         >>> import torch
         >>> x = torch.ones(4, 4, requires_grad=True)
         >>> memory_frontier(lambda x: (x @ x).sin().sum(), x).default.saved_bytes

@@ -45,4 +45,5 @@ def is_only_awaited(result: fx.Node) -> bool:
 
 
 def has_collectives(graph: fx.Graph) -> bool:
+    """Whether processes communicate in a graph."""
     return any(op_table.communicates(node.target) for node in graph.nodes)

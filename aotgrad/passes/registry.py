@@ -30,7 +30,7 @@ def register_pass(new: Pass, *, place: str = "joint") -> Pass:
     Raises:
         OptionError: `place` is none of the three, or `new` is no pass.
 
-    Example:
+    Examples:
         >>> register(CommonSubexpressionElimination(), place="backward").name
         'cse'
         >>> unregister("cse", place="backward")
