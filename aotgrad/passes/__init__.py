@@ -1,7 +1,9 @@
 """Passes over graphs: each takes a graph with its signature and returns one that computes the same.
 
-JOINT            the passes that every joint graph goes through before it is partitioned
-register(...)    passes of your own, on joint, forward or backward graphs
+    JOINT            the passes that every joint graph goes through before it is partitioned
+    register(...)    passes of your own, on joint, forward or backward graphs
+
+`base` has the interface, `registry` the passes that were registered; each other module is one pass, or a part of one.
 """
 
 from __future__ import annotations

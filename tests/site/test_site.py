@@ -121,6 +121,13 @@ def test_files_of_the_repository_have_pages(site: Path) -> None:
         assert (site / "repository" / f"{name}.html").exists(), name
 
 
+@pytest.mark.parametrize("name", ["doctests", "repository"])
+def test_the_examples_of_an_extension_run(name: str, site: Path) -> None:
+    command = [sys.executable, "-m", "doctest", str(ROOT / "scripts" / "site" / f"{name}.py")]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A driver of selenium's."""
