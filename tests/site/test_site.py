@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote, urlsplit
 
 import pytest
@@ -41,7 +41,7 @@ PUBLIC = sorted(
 """What CHANGELOG.md calls public."""
 
 
-def skip(missing: str) -> None:
+def skip(missing: str) -> NoReturn:
     assert not IN_CI, missing
     pytest.skip(missing)
 
@@ -134,7 +134,10 @@ def chromium() -> Iterator[Any]:
     browser, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
     if browser is None or driver is None:
         skip("chromium and chromedriver are not installed")
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    try:
+        from selenium import webdriver
+    except ImportError:
+        skip("selenium is not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
