@@ -1,7 +1,11 @@
-"""Backends by name."""
+"""Backends by name, or by where they are defined: `"mypackage.module:attribute"`."""
 
 from __future__ import annotations
 
+import functools
+import importlib
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -48,14 +52,36 @@ def register_backend(backend: PartitionCompiler) -> PartitionCompiler:
 
 
 def get(name: str) -> PartitionCompiler:
-    """The backend registered under `name`.
+    """The backend registered under `name`, or defined there: `"mypackage.module:attribute"`.
 
     Raises:
         BackendError: if there is none; the message lists the registered names.
     """
+    if ":" in name:
+        return defined_at(name)
     if name not in _BACKENDS:
         raise BackendError(f"no backend {name!r}; registered are {', '.join(sorted(_BACKENDS))}")
     return _BACKENDS[name]
+
+
+def defined_at(place: str) -> PartitionCompiler:
+    """The backend that `module:attribute` means: a backend, a class of backends, or a compile function.
+
+    Raises:
+        BackendError: there is none.
+    """
+    module, _, attribute = place.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = functools.reduce(getattr, attribute.split("."), importlib.import_module(module))
+    except Exception as error:
+        raise BackendError(f"there is no backend {place!r}: {type(error).__name__}: {error}") from error
+    if isinstance(found, type) and issubclass(found, Backend):
+        found = found()
+    if not (callable(found) or hasattr(found, "decompositions")):
+        raise BackendError(f"{place} is a {type(found).__name__}: neither a backend nor a function that compiles graphs")
+    return as_backend(cast(AnyBackend, found))
 
 
 def configured(backend: str | PartitionCompiler, options: Options) -> PartitionCompiler:

@@ -6,6 +6,8 @@ random go into a file beside it.
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import inspect
 import re
 import textwrap
@@ -112,7 +114,25 @@ def backend_code(backend: AnyBackend) -> tuple[str, str, str]:
             f"\n{textwrap.dedent(inspect.getsource(backend))}",
             f"The compiler {name} is copied; add what it imports.",
         )
+    if is_spelled_by_repr(backend):
+        kind = type(backend)
+        return (
+            repr(backend),
+            f"from {kind.__module__} import {kind.__name__}\n",
+            f"The backend is {kind.__module__}.{kind.__name__}.",
+        )
     return "COMPILER", "\nCOMPILER = ...\n", "Set COMPILER to the compiler or backend, which has no name to import it by."
+
+
+def is_spelled_by_repr(backend: Any) -> bool:
+    """Whether a backend is a dataclass of literals."""
+    if not dataclasses.is_dataclass(backend) or type(backend).__module__ == "__main__":
+        return False
+    shown = [getattr(backend, field.name) for field in dataclasses.fields(backend) if field.repr]
+    try:
+        return all(ast.literal_eval(repr(value)) == value for value in shown)
+    except (ValueError, SyntaxError):
+        return False
 
 
 def attribute_lines(module: fx.GraphModule) -> Iterator[str]:

@@ -8,6 +8,7 @@
     python -m aotgrad explain model.py:net --dynamo                   each of Dynamo's graphs, and the graph breaks
     python -m aotgrad stages torch.nn.functional:gelu --inputs "bf16[4]" --stage joint
     python -m aotgrad frontier model.py:net --plot front.svg          how it can trade memory for time
+    python -m aotgrad check mypackage:backend                         compare a backend with eager on torch's databases
     python -m aotgrad cache info                                      what is stored on disk for later processes
     python -m aotgrad cache clear                                     remove it
     python -m aotgrad native build                                    compile C++ functions that make calls cheaper
@@ -18,7 +19,8 @@ report: `f32[3, 4]`, with strides `f32[4, 3][1, 4]`, then `requires_grad`, or `n
 is the same tensor as input 0. Anything else is a Python literal. Without --inputs, `example_inputs()` of the file supplies
 the inputs.
 
-The exit status is 0; 1 if the function or the C++ cannot be compiled or the cache is not used; 2 for a wrong command line.
+The exit status is 0; 1 if the function or the C++ cannot be compiled, the cache is not used or a checked backend fails; 2
+for a wrong command line.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from aotgrad import native
 from aotgrad.backends import registry
 from aotgrad.cache import plan_store
 from aotgrad.cache.store import Store
+from aotgrad.conformance.command import DESCRIPTION, add_check_arguments, check_backend_named
 from aotgrad.errors import AOTGradError, OptionError
 from aotgrad.inspect.explain import explain
 from aotgrad.inspect.explanation import Explanation
@@ -60,7 +63,7 @@ from aotgrad.telemetry.observer import LAST_STAGE, record_stages
 
 STAGES = ("capture", "analysis", "joint", "partition", "compiled", LAST_STAGE)
 OK, CANNOT_COMPILE, WRONG_USAGE = 0, 1, 2
-UNUSABLE = 1
+UNUSABLE = DOES_NOT_CONFORM = 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,6 +110,9 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("report", type=Path, metavar="REPORT.json")
     command.add_argument("page", type=Path, metavar="PAGE.html")
     command.set_defaults(run=run_page, no_grad=False)
+    command = commands.add_parser("check", help="compare a backend of your own with eager", description=DESCRIPTION)
+    add_check_arguments(command)
+    command.set_defaults(run=run_check, no_grad=False)
     add_command_on_files(commands, "cache", run_cache, "show or clear the files of the cache", ("info", "clear"))
     add_command_on_files(commands, "native", run_native, "build, show or clear C++ functions", ("build", "info", "clear"))
     return parser
@@ -209,6 +215,12 @@ def run_frontier(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         plot_frontier(frontier, arguments.plot, arguments.function)
     return OK
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    report = check_backend_named(arguments)
+    print(report)
+    return OK if report.conforms else DOES_NOT_CONFORM
 
 
 def run_cache(arguments: argparse.Namespace) -> int:

@@ -142,6 +142,13 @@ from aotgrad.torch_compat.contexts import (
     unobserved,
     without_own_rules,
 )
+from aotgrad.torch_compat.databases import (
+    has_own_kernel,
+    higher_order_database,
+    module_database,
+    noncontiguous_like,
+    operator_database,
+)
 from aotgrad.torch_compat.dynamo import (
     breaks_dynamos_graph,
     ddp_awaits_gradients,

@@ -16,12 +16,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from aotgrad.conformance.subjects import find_subjects
+from aotgrad.conformance.sweep import Row, Task, read_rows, sweep
+from aotgrad.conformance.verdict import BY_NAME
+from tests.conformance.compilers import checks
 from tests.conformance.expectations import outdated, unexpected
 from tests.conformance.report import exceptions, page, summary, verdicts
-from tests.conformance.subjects import find_subjects
-from tests.conformance.sweep import Row, Task, read_rows, sweep
 from tests.conformance.variants import VARIANTS
-from tests.conformance.verdict import BY_NAME
+from tests.device import TYPE
 
 
 def main() -> int:
@@ -67,7 +69,7 @@ def command_of(arguments: argparse.Namespace) -> str:
 
 
 def chosen_tasks(arguments: argparse.Namespace) -> Iterator[Task]:
-    names = sorted(find_subjects())
+    names = sorted(find_subjects(TYPE))
     for variant in arguments.variants:
         for name in names[:: VARIANTS[variant].every]:
             if arguments.operators is None or name.startswith(tuple(arguments.operators)):
@@ -77,7 +79,8 @@ def chosen_tasks(arguments: argparse.Namespace) -> Iterator[Task]:
 def run(tasks: list[Task], arguments: argparse.Namespace) -> Iterator[Row]:
     """The rows of the tasks; also appends them to the file."""
     with arguments.results.open("a") as file, tqdm(total=len(tasks), unit="check", disable=arguments.quiet) as progress:
-        for row in sweep(tasks, arguments.jobs, arguments.limit):
+        for done in sweep(tasks, checks, arguments.jobs, arguments.limit):
+            row = Row(done.task, done.answer, done.elapsed_s)
             print(row.to_line(), file=file, flush=True)
             progress.update()
             yield row

@@ -1,12 +1,8 @@
-"""Holds aotgrad against eager on torch's own databases of operators, modules and higher-order operators.
+"""Holds aotgrad against eager on torch's own databases, with the machinery of `aotgrad.conformance`.
 
-subjects      callables, with sample inputs
-variants      ways to call each: dtype, layout, form, shapes, decompositions, backend
+variants      ways to call and to compile a subject
 compilers     aotgrad, and the peer
-observe       runs a call and its backward, and records everything observable
-differences   differences between two runs
 errors        inputs that eager refuses, and the outcome of compiled operators on them
-check         one subject, in one variant, by one compiler -> a verdict
-sweep         all of them, in worker processes that may crash or hang
+expectations  compares verdicts with the table of expected failures
 report        the verdicts as tables
 """

@@ -7,6 +7,8 @@ compiled(*tensors)
 from __future__ import annotations
 
 import functools
+import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,8 +19,13 @@ from torch._decomp import core_aten_decompositions
 from torch.utils import _pytree as pytree
 
 import aotgrad
-from tests.conformance.subjects import Function, ModuleFunction
-from tests.conformance.variants import Backend, Variant
+from aotgrad.conformance.check import check_subject
+from aotgrad.conformance.subjects import Function, ModuleFunction, find_subjects
+from aotgrad.conformance.sweep import Task
+from aotgrad.conformance.variants import CallVariant, Compilation
+from aotgrad.conformance.verdict import SubjectVerdict
+from tests.conformance.variants import VARIANTS
+from tests.device import TYPE
 
 
 @functools.cache
@@ -35,11 +42,11 @@ def decompositions(name: str) -> dict[Any, Callable]:
             return {}
 
 
-def by_aotgrad(function: Function, variant: Variant) -> Callable:
+def by_aotgrad(function: Function, variant: CallVariant) -> Callable:
     options = {"verify": True, "min_graph_ops": 0}
-    if variant.backend is not Backend.EAGER:
+    if variant.compilation is not Compilation.DIRECT:
         torch.compiler.reset()
-        backend = "aotgrad" if variant.backend is Backend.INDUCTOR else "aotgrad_eager"
+        backend = "aotgrad" if variant.compilation is Compilation.INDUCTOR else "aotgrad_eager"
         return torch.compile(function, backend=backend, dynamic=variant.dynamic, options=options)
     settings = {"decompositions": decompositions(variant.decompositions), "dynamic": variant.dynamic, "options": options}
     if isinstance(function, ModuleFunction):
@@ -47,10 +54,10 @@ def by_aotgrad(function: Function, variant: Variant) -> Callable:
     return aotgrad.aot_function(function, aotgrad.nop, **settings)
 
 
-def by_peer(function: Function, variant: Variant) -> Callable:
-    if variant.backend is not Backend.EAGER:
+def by_peer(function: Function, variant: CallVariant) -> Callable:
+    if variant.compilation is not Compilation.DIRECT:
         torch.compiler.reset()
-        backend = "inductor" if variant.backend is Backend.INDUCTOR else "aot_eager"
+        backend = "inductor" if variant.compilation is Compilation.INDUCTOR else "aot_eager"
         return torch.compile(function, backend=backend, dynamic=variant.dynamic)
     nop = functorch.compile.nop
     settings: Any = {"decompositions": decompositions(variant.decompositions), "dynamic": variant.dynamic}
@@ -73,6 +80,17 @@ class FlatResults:
         return results
 
 
-Compiler = Callable[[Function, Variant], Callable]
+Compiler = Callable[[Function, CallVariant], Callable]
 
 COMPILERS: dict[str, Compiler] = {"aotgrad": by_aotgrad, "peer": by_peer}
+
+
+def checks() -> Callable[[Task], SubjectVerdict]:
+    """What a worker of a sweep answers tasks with."""
+    os.chdir(tempfile.mkdtemp())  # the peer leaves a file behind if its partitioner fails
+    subjects = find_subjects(TYPE)
+
+    def answer(task: Task) -> SubjectVerdict:
+        return check_subject(subjects[task.subject], VARIANTS[task.variant], COMPILERS[task.compiler], task.samples)
+
+    return answer

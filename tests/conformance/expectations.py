@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from aotgrad.conformance.sweep import Row
+from aotgrad.conformance.verdict import NotSupported
 from tests.conformance.expected_failures import EXPECTED_FAILURES, Failure
-from tests.conformance.sweep import Row
-from tests.conformance.verdict import NotSupported, Passed
 
 COMPILER = "aotgrad"
 
@@ -21,14 +21,10 @@ def expected(row: Row) -> Failure | None:
     return next((line for line in lines if not line.variants or row.task.variant in line.variants), None)
 
 
-def fails(row: Row) -> bool:
-    return not isinstance(row.verdict, (Passed, NotSupported))
-
-
 def unexpected(rows: Collection[Row]) -> list[Row]:
     def is_unexpected(row: Row) -> bool:
         line = expected(row)
-        return fails(row) and (line is None or line.kind is not type(row.verdict))
+        return row.verdict.fails and (line is None or line.kind is not type(row.verdict))
 
     return [row for row in rows if row.task.compiler == COMPILER and is_unexpected(row)]
 
@@ -39,5 +35,5 @@ def outdated(rows: Collection[Row]) -> list[Failure]:
     for row in rows:
         line = expected(row)
         if row.task.compiler == COMPILER and line is not None and not isinstance(row.verdict, NotSupported):
-            found[line] = found.get(line, False) or fails(row)
+            found[line] = found.get(line, False) or row.verdict.fails
     return [line for line, still_fails in found.items() if not still_fails]

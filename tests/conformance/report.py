@@ -14,16 +14,15 @@ from collections.abc import Collection, Sequence
 import torch
 from tabulate import tabulate
 
+from aotgrad.conformance.sweep import Row
+from aotgrad.conformance.tables import TABLE, escaped
+from aotgrad.conformance.verdict import VERDICTS, NotSupported, Passed
 from tests.conformance.expectations import expected
-from tests.conformance.sweep import Row
 from tests.conformance.variants import VARIANTS
-from tests.conformance.verdict import KINDS, NotSupported, Passed
-
-TABLE = "github"
 
 
 def counts(rows: Collection[Row]) -> Counter[type]:
-    return Counter(type(row.verdict) for row in rows)
+    return Counter(NotSupported if isinstance(row.verdict, NotSupported) else type(row.verdict) for row in rows)
 
 
 def share(count: Counter[type]) -> str:
@@ -54,7 +53,7 @@ def verdicts(rows: Collection[Row]) -> str:
     """The number of each verdict."""
     compilers = sorted({row.task.compiler for row in rows})
     by_compiler = [counts([row for row in rows if row.task.compiler == compiler]) for compiler in compilers]
-    table = [[kind.__name__, *(count[kind] for count in by_compiler)] for kind in KINDS]
+    table = [[kind.__name__, *(count[kind] for count in by_compiler)] for kind in VERDICTS]
     return tabulate(table, headers=["verdict", *compilers], tablefmt=TABLE)
 
 
@@ -64,7 +63,7 @@ def exceptions(rows: Collection[Row]) -> str:
     for row in rows:
         if not isinstance(row.verdict, (Passed, NotSupported)):
             groups.setdefault((row.task.subject, type(row.verdict)), []).append(row)
-    ordered = sorted(groups.items(), key=lambda item: (-KINDS.index(item[0][1]), item[0][0]))
+    ordered = sorted(groups.items(), key=lambda item: (-VERDICTS.index(item[0][1]), item[0][0]))
     table = [[name, variants_of(bad), kind.__name__, reason_of(bad[0])] for (name, kind), bad in ordered]
     return tabulate(table, headers=["operator", "variant", "verdict", "reason"], tablefmt=TABLE)
 
@@ -116,7 +115,7 @@ The verdicts in all variants that were run:
 
 {verdicts}
 
-`OtherStrides`: an output or gradient has another memory layout than in eager. `RanEagerly`: a warning says that the original
+`OtherStrides`: an output or gradient has another memory layout than in eager. `FellBack`: a warning says that the original
 ran instead of a plan. `Refused`: an aotgrad error at compile time says what is not supported. `Wrong`: a difference from
 eager without an error. `NotSupported`: eager raises or there is no sample; not counted.
 
@@ -124,7 +123,3 @@ eager without an error. `NotSupported`: eager raises or there is no sample; not 
 
 {exceptions}
 """
-
-
-def escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")

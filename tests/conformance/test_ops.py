@@ -11,13 +11,15 @@ import os
 import pytest
 import torch
 
-from tests.conformance.check import check
+from aotgrad.conformance.check import check_subject
+from aotgrad.conformance.subjects import find_subjects
+from aotgrad.conformance.sweep import Row, Task
+from aotgrad.conformance.verdict import Passed, Raised, Refused, Wrong
+from tests.conformance.compilers import COMPILERS
 from tests.conformance.expectations import outdated, unexpected
 from tests.conformance.expected_failures import EXPECTED_FAILURES, TORCH
-from tests.conformance.subjects import find_subjects
-from tests.conformance.sweep import Row, Task
 from tests.conformance.variants import VARIANTS
-from tests.conformance.verdict import Passed, Raised, Refused, Wrong
+from tests.device import TYPE
 
 CHEAP = ("static", "non-contiguous", "in-place", "out=", "dynamic")
 PARTS = 10
@@ -37,10 +39,10 @@ def test_a_tenth_of_the_operators(variant: str, capsys) -> None:
     part = part_of_today()
     with capsys.disabled():
         print(f"\nconformance, {variant}: tenth {part} of the subjects; again with AOTGRAD_CONFORMANCE_PART={part}")
-    subjects = find_subjects()
+    subjects = find_subjects(TYPE)
     rows = []
     for name in sorted(subjects)[part::PARTS]:
-        verdict = check(subjects[name], VARIANTS[variant], "aotgrad", SAMPLES)
+        verdict = check_subject(subjects[name], VARIANTS[variant], COMPILERS["aotgrad"], SAMPLES)
         rows.append(Row(Task("aotgrad", variant, name, SAMPLES), verdict, 0.0))
     assert sum(isinstance(row.verdict, Passed) for row in rows) > 10
     assert unexpected(rows) == []
@@ -49,7 +51,7 @@ def test_a_tenth_of_the_operators(variant: str, capsys) -> None:
 
 def test_the_table_names_what_there_is() -> None:
     names = [line.subject for line in EXPECTED_FAILURES]
-    assert set(names) <= set(find_subjects())
+    assert set(names) <= set(find_subjects(TYPE))
     assert names == sorted(names)
     assert all(set(line.variants) <= set(VARIANTS) for line in EXPECTED_FAILURES)
 

@@ -9,39 +9,40 @@ import pytest
 import torch
 
 import aotgrad
-from aotgrad.errors import CaptureError
-from tests.conformance import check as checks
-from tests.conformance.check import check
-from tests.conformance.report import exceptions, page, summary
-from tests.conformance.subjects import find_subjects
-from tests.conformance.sweep import Row, Task, read_rows, sweep
-from tests.conformance.variants import VARIANTS
-from tests.conformance.verdict import (
+from aotgrad.conformance.check import check_subject
+from aotgrad.conformance.subjects import find_subjects
+from aotgrad.conformance.sweep import Row, Task, read_rows, sweep
+from aotgrad.conformance.verdict import (
     Crashed,
+    FellBack,
     NotSupported,
     Passed,
     Raised,
-    RanEagerly,
     Refused,
+    SubjectVerdict,
     TimedOut,
-    Verdict,
     Wrong,
     worst,
 )
+from aotgrad.errors import CaptureError
+from tests.conformance.compilers import COMPILERS, checks
+from tests.conformance.report import exceptions, page, summary
+from tests.conformance.variants import VARIANTS
+from tests.device import TYPE
 
 
 @pytest.mark.parametrize("variant", sorted({*VARIANTS} - {"through Inductor", "higher-order"}))
 @pytest.mark.parametrize("subject", ["mul", "nn.Linear (training)"])
 def test_a_subject_in_every_variant(subject: str, variant: str) -> None:
-    verdict = check(find_subjects()[subject], VARIANTS[variant], "aotgrad", most=1)
+    verdict = check_subject(find_subjects(TYPE)[subject], VARIANTS[variant], COMPILERS["aotgrad"], most=1)
     has_no_such_form = subject.startswith("nn.") and variant in ("in-place", "out=", "int64", "bool", "complex128")
     assert isinstance(verdict, NotSupported if has_no_such_form else Passed), verdict
 
 
 def test_a_higher_order_operator() -> None:
-    subject = find_subjects()["map_simple"]
-    assert isinstance(check(subject, VARIANTS["higher-order"], "aotgrad", most=1), Passed)
-    assert subject.calls(VARIANTS["static"], 1) == find_subjects()["mul"].calls(VARIANTS["higher-order"], 1) == []
+    subject = find_subjects(TYPE)["map_simple"]
+    assert isinstance(check_subject(subject, VARIANTS["higher-order"], COMPILERS["aotgrad"], most=1), Passed)
+    assert subject.calls(VARIANTS["static"], 1) == find_subjects(TYPE)["mul"].calls(VARIANTS["higher-order"], 1) == []
 
 
 def refuse(*_) -> None:
@@ -67,36 +68,37 @@ MISTAKES: dict[str, tuple[str, str, Callable, type]] = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_found(mistake: str, monkeypatch) -> None:
+def test_a_mistake_is_found(mistake: str) -> None:
     subject, variant, spoil, kind = MISTAKES[mistake]
-    wrong = {"wrong": lambda function, variant: lambda *tensors: spoil(function, *tensors)}
-    monkeypatch.setattr(checks, "COMPILERS", wrong)
-    assert isinstance(check(find_subjects()[subject], VARIANTS[variant], "wrong"), kind)
+
+    def wrong(function, variant):
+        return lambda *tensors: spoil(function, *tensors)
+
+    assert isinstance(check_subject(find_subjects(TYPE)[subject], VARIANTS[variant], wrong), kind)
 
 
-def test_a_function_that_runs_eagerly_does_not_pass(monkeypatch) -> None:
+def test_a_function_that_runs_eagerly_does_not_pass() -> None:
     def raises_in_a_trace(function, variant):
         def traced(*tensors):
             return function(*tensors) if type(tensors[0]) is torch.Tensor else fail()
 
         return aotgrad.aot_function(traced, aotgrad.nop)
 
-    monkeypatch.setattr(checks, "COMPILERS", {"eager": raises_in_a_trace})
-    assert isinstance(check(find_subjects()["mul"], VARIANTS["static"], "eager"), RanEagerly)
+    assert isinstance(check_subject(find_subjects(TYPE)["mul"], VARIANTS["static"], raises_in_a_trace), FellBack)
 
 
 def test_random_operators_draw_their_own_numbers() -> None:
     """Torch's database seeds inside them, which would hide their draws."""
-    call = find_subjects()["randn_like"].calls(VARIANTS["static"], 1)[0]
+    call = find_subjects(TYPE)["randn_like"].calls(VARIANTS["static"], 1)[0]
     torch.manual_seed(5)
     assert not torch.equal(call.function(*call.tensors), call.function(*call.tensors))
 
 
 def test_workers_that_die_or_hang() -> None:
     fine, missing = Task("aotgrad", "static", "mul", 1), Task("aotgrad", "static", "no such operator", 1)
-    rows = {row.task: row.verdict for row in sweep([missing, fine], jobs=1, limit_s=60)}
+    rows = {done.task: done.answer for done in sweep([missing, fine], checks, jobs=1, limit_s=60)}
     assert rows == {fine: Passed(), missing: Crashed("exit status 1")}
-    assert [row.verdict for row in sweep([fine], jobs=1, limit_s=0)] == [TimedOut("longer than 0 s")]
+    assert [done.answer for done in sweep([fine], checks, jobs=1, limit_s=0)] == [TimedOut("longer than 0 s")]
 
 
 def test_results_are_read_again(tmp_path) -> None:
@@ -139,7 +141,7 @@ def test_the_document() -> None:
     assert "| mul        | static    | Wrong     | output 0 |" in text
 
 
-def row_of(compiler: str, verdict: Verdict) -> Row:
+def row_of(compiler: str, verdict: SubjectVerdict) -> Row:
     return Row(Task(compiler, "static", "mul", 2), verdict, 0.0)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance.observe import Outcome
+from aotgrad.conformance.observe import Observation
 
 
-def different_facts(actual: Outcome, wanted: Outcome) -> Iterator[str]:
+def different_facts(actual: Observation, wanted: Observation) -> Iterator[str]:
     for name in {**wanted.facts, **actual.facts}:
         got, expected = actual.facts.get(name), wanted.facts.get(name)
         if got == expected:
@@ -25,12 +25,12 @@ def different_facts(actual: Outcome, wanted: Outcome) -> Iterator[str]:
             yield f"{name} is {got}, not {expected}"
 
 
-def different_values(actual: Outcome, wanted: Outcome) -> Iterator[str]:
+def different_values(actual: Observation, wanted: Observation) -> Iterator[str]:
     for name in {**wanted.values, **actual.values}:
         got, expected = actual.values.get(name), wanted.values.get(name)
         if got is None or expected is None:
             if got is not expected:
-                yield f"{name} is {described(got)}, not {described(expected)}"
+                yield f"{name} is {tensor_text(got)}, not {tensor_text(expected)}"
         elif message := value_message(got, expected):
             yield f"{name}: {message}"
 
@@ -45,19 +45,19 @@ def value_message(got: Tensor, expected: Tensor) -> str:
     return ""
 
 
-def different_strides(actual: Outcome, wanted: Outcome) -> Iterator[str]:
+def different_strides(actual: Observation, wanted: Observation) -> Iterator[str]:
     for name, expected in wanted.values.items():
         got = actual.values.get(name)
-        if got is not None and expected is not None and strides(got) != strides(expected):
+        if got is not None and expected is not None and significant_strides(got) != significant_strides(expected):
             yield f"{name}: strides of {list(got.shape)} are {got.stride()}, not {expected.stride()}"
 
 
-def strides(tensor: Tensor) -> list[int] | None:
+def significant_strides(tensor: Tensor) -> list[int] | None:
     """The strides of dimensions with several elements; the others are arbitrary."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return None
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-def described(value: Any) -> str:
+def tensor_text(value: Any) -> str:
     return "None" if value is None else f"a tensor of {list(value.shape)}"

@@ -1,6 +1,6 @@
-"""One subject, in one variant, by one compiler.
+"""Compares one subject, compiled, with eager.
 
-check(find_subjects()["add"], VARIANTS["dynamic"], "aotgrad")        Passed(reason='')
+check_subject(find_subjects("cpu")["add"], OF_BACKENDS["dynamic"], compile)        Passed(reason='')
 """
 
 from __future__ import annotations
@@ -8,34 +8,36 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from aotgrad.errors import AOTGradError
-from tests.conformance.compilers import COMPILERS, Compiler
-from tests.conformance.differences import different_facts, different_strides, different_values
-from tests.conformance.observe import Outcome, observe
-from tests.conformance.subjects import Call, Subject
-from tests.conformance.variants import Backend, Variant
-from tests.conformance.verdict import (
+from aotgrad.conformance.differences import different_facts, different_strides, different_values
+from aotgrad.conformance.observe import Observation, observe_call
+from aotgrad.conformance.subjects import Function, SampleCall, Subject
+from aotgrad.conformance.variants import CallVariant
+from aotgrad.conformance.verdict import (
+    FellBack,
     NotSupported,
     OtherStrides,
     Passed,
     Raised,
-    RanEagerly,
     Refused,
-    Verdict,
+    SubjectVerdict,
     Wrong,
     worst,
 )
+from aotgrad.errors import AOTGradError
+
+CompileFunction = Callable[[Function, CallVariant], Callable]
 
 OTHER_SEED = 1
 LONGEST_REASON = 240
 
-UNINITIALIZED = ("empty", "new_empty", "resize_", "resize_as_")
+UNINITIALIZED_OPERATORS = ("empty", "new_empty", "resize_", "resize_as_")
 """How the names of operators start whose values are whatever lies in memory."""
 
 
-def check(subject: Subject, variant: Variant, compiler: str, most: int = 2) -> Verdict:
+def check_subject(subject: Subject, variant: CallVariant, compile: CompileFunction, most: int = 2) -> SubjectVerdict:
     """The worst verdict of at most `most` samples."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -43,7 +45,7 @@ def check(subject: Subject, variant: Variant, compiler: str, most: int = 2) -> V
             calls = subject.calls(variant, most)
         except Exception as error:
             return NotSupported(f"no samples: {message(error)}")
-        check = CallCheck(subject.name, variant, COMPILERS[compiler])
+        check = CallCheck(subject.name, variant, compile)
         return worst([check(call) for call in calls])
 
 
@@ -52,26 +54,26 @@ class CallCheck:
     """Compares one call with eager."""
 
     name: str
-    variant: Variant
-    compile: Compiler
+    variant: CallVariant
+    compile: CompileFunction
 
-    def __call__(self, call: Call) -> Verdict:
+    def __call__(self, call: SampleCall) -> SubjectVerdict:
         try:
-            wanted = observe(call)
+            wanted = observe_call(call)
         except Exception as error:
             return NotSupported(f"eager raises {message(error)}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                actual = observe(call, lambda function: self.compile(function, self.variant))
+                actual = observe_call(call, lambda function: self.compile(function, self.variant))
             except Exception as error:
-                return verdict_of(getattr(error, "inner_exception", error))  # Dynamo wraps the errors of a backend
+                return verdict_on_error(getattr(error, "inner_exception", error))  # Dynamo wraps the errors of a backend
         ran_eagerly = [str(warning.message) for warning in caught if " ran eagerly: " in str(warning.message)]
         if ran_eagerly:
-            return RanEagerly(one_line(ran_eagerly[0].partition(" ran eagerly: ")[2]))
+            return FellBack(one_line(ran_eagerly[0].partition(" ran eagerly: ")[2]))
         return self.compare(call, actual, wanted)
 
-    def compare(self, call: Call, actual: Outcome, wanted: Outcome) -> Verdict:
+    def compare(self, call: SampleCall, actual: Observation, wanted: Observation) -> SubjectVerdict:
         found = list(different_facts(actual, wanted))
         if not found and any(different_values(actual, wanted)) and not self.is_open(call, wanted):
             found = list(different_values(actual, wanted))
@@ -80,17 +82,16 @@ class CallCheck:
         other_strides = list(itertools.islice(different_strides(actual, wanted), 3))
         return OtherStrides(one_line("; ".join(other_strides))) if other_strides else Passed()
 
-    def is_open(self, call: Call, wanted: Outcome) -> bool:
+    def is_open(self, call: SampleCall, wanted: Observation) -> bool:
         """Whether a second eager run gives other values; after another seed, where decompositions draw differently."""
-        if self.name.startswith(UNINITIALIZED):
+        if self.name.startswith(UNINITIALIZED_OPERATORS):
             return True
-        if any(different_values(observe(call), wanted)):
+        if any(different_values(observe_call(call), wanted)):
             return True
-        same_ops = self.variant.decompositions == "none" and self.variant.backend is Backend.EAGER
-        return not same_ops and any(different_values(observe(call, seed=OTHER_SEED), wanted))
+        return not self.variant.runs_eager_ops and any(different_values(observe_call(call, seed=OTHER_SEED), wanted))
 
 
-def verdict_of(error: Exception) -> Verdict:
+def verdict_on_error(error: Exception) -> SubjectVerdict:
     return Refused(message(error)) if isinstance(error, AOTGradError) else Raised(message(error))
 
 

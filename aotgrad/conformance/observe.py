@@ -1,6 +1,6 @@
 """Runs a call and its backward, and records everything observable.
 
-outcome = observe(call)
+outcome = observe_call(call)
 outcome.facts["output 0"]["dtype"], outcome.values["gradient 1"]
 """
 
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tests.conformance.subjects import SEED, Call, Function
+from aotgrad.conformance.subjects import SEED, Function, SampleCall
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Observation:
     """Observations of a run.
 
     Attributes:
@@ -30,7 +30,7 @@ class Outcome:
     values: dict[str, Tensor | None]
 
 
-def observe(call: Call, compile: Callable[[Function], Callable] | None = None, seed: int = SEED) -> Outcome:
+def observe_call(call: SampleCall, compile: Callable[[Function], Callable] | None = None, seed: int = SEED) -> Observation:
     """Run a call on fresh copies of its tensors, compiled or in eager, with the gradients of all that require grad."""
     function = call.function.fresh()
     run = function if compile is None else compile(function)
@@ -41,11 +41,11 @@ def observe(call: Call, compile: Callable[[Function], Callable] | None = None, s
     outputs = [result for result in results if isinstance(result, Tensor)]
     seen = [*named("output", outputs), *named("argument", arguments), *named("parameter", function.state)]
     facts = {"structure": structure, **python_values(results)}
-    facts |= {name: facts_of(tensor, arguments) for name, tensor in seen}
+    facts |= {name: observed_facts(tensor, arguments) for name, tensor in seen}
     values = {name: copied(tensor) for name, tensor in seen}
     gradients = gradients_of(outputs, [*leaves, *function.state])
     facts |= {f"dtype of {name}": gradient.dtype for name, gradient in gradients.items() if gradient is not None}
-    return Outcome(facts, {**values, **gradients})
+    return Observation(facts, {**values, **gradients})
 
 
 def named(what: str, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -57,7 +57,7 @@ def python_values(results: Sequence[Any]) -> dict[str, Any]:
     return {name: (type(value), repr(value)) for name, value in others}
 
 
-def facts_of(tensor: Tensor, arguments: Sequence[Tensor]) -> dict[str, Any]:
+def observed_facts(tensor: Tensor, arguments: Sequence[Tensor]) -> dict[str, Any]:
     """Every fact except values and strides."""
     return {
         "type": type(tensor),
@@ -69,11 +69,11 @@ def facts_of(tensor: Tensor, arguments: Sequence[Tensor]) -> dict[str, Any]:
         "conj": tensor.is_conj(),
         "neg": tensor.is_neg(),
         "is argument": [k for k, argument in enumerate(arguments) if argument is tensor],
-        "memory of argument": [k for k, argument in enumerate(arguments) if share_memory(argument, tensor)],
+        "memory of argument": [k for k, argument in enumerate(arguments) if overlaps_storage_of(argument, tensor)],
     }
 
 
-def share_memory(one: Tensor, other: Tensor) -> bool:
+def overlaps_storage_of(one: Tensor, other: Tensor) -> bool:
     if not (one.layout is other.layout is torch.strided) or one.numel() == 0:
         return False
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

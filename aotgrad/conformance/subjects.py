@@ -1,7 +1,7 @@
 """The callables: every entry of torch's databases, with its sample inputs.
 
-subject = find_subjects()["add"]
-call = subject.calls(VARIANTS["static"], most=2)[0]
+subject = find_subjects("cpu")["add"]
+call = subject.calls(OF_BACKENDS["float32"], most=2)[0]
 call.function(*call.tensors)
 """
 
@@ -16,14 +16,10 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.testing._internal import common_methods_invocations
-from torch.testing._internal.common_modules import ModuleInfo, ModuleInput, module_db
-from torch.testing._internal.common_utils import noncontiguous_like
-from torch.testing._internal.hop_db import hop_db
 from torch.utils import _pytree as pytree
 
-from tests.conformance.variants import Backend, First, Form, Variant
-from tests.device import TYPE
+from aotgrad import torch_compat
+from aotgrad.conformance.variants import CallVariant, Compilation, First, OperatorForm
 
 SEED = 0
 
@@ -42,7 +38,7 @@ class Function(Protocol):
 
 
 @dataclass(frozen=True)
-class Call:
+class SampleCall:
     """A function of flat tensors, with its arguments.
 
     Attributes:
@@ -60,7 +56,7 @@ class Subject(Protocol):
     @property
     def name(self) -> str: ...
 
-    def calls(self, variant: Variant, most: int) -> list[Call]:
+    def calls(self, variant: CallVariant, most: int) -> list[SampleCall]:
         """At most `most` sample calls, spread evenly; none if the variant does not apply."""
         ...
 
@@ -70,54 +66,57 @@ class Operator:
     """An entry of the database of operators or of higher-order operators."""
 
     info: Any
+    device: str
     is_higher_order: bool = False
 
     @property
     def name(self) -> str:
         return self.info.formatted_name
 
-    def calls(self, variant: Variant, most: int) -> list[Call]:
+    def calls(self, variant: CallVariant, most: int) -> list[SampleCall]:
         dtype, function = self.dtype(variant), self.form(variant.form)
-        if dtype is None or function is None or self.is_higher_order != (variant.backend is Backend.DYNAMO):
+        if dtype is None or function is None or self.is_higher_order != (variant.compilation is Compilation.DYNAMO):
             return []
         torch.manual_seed(SEED)
         random.seed(SEED)
-        samples = list(self.info.sample_inputs(TYPE, dtype, requires_grad=self.differentiates(variant, dtype)))
+        samples = list(self.info.sample_inputs(self.device, dtype, requires_grad=self.differentiates(variant, dtype)))
         calls = (operator_call(function, sample, variant) for sample in spread(samples, most))
         return [call for call in calls if call is not None]
 
-    def dtype(self, variant: Variant) -> torch.dtype | None:
-        return next((dtype for dtype in variant.dtypes if self.info.supports_dtype(dtype, TYPE)), None)
+    def dtype(self, variant: CallVariant) -> torch.dtype | None:
+        return next((dtype for dtype in variant.dtypes if self.info.supports_dtype(dtype, self.device)), None)
 
-    def differentiates(self, variant: Variant, dtype: torch.dtype) -> bool:
-        if variant.form is Form.OUT or (variant.form is Form.IN_PLACE and not self.info.supports_inplace_autograd):
+    def differentiates(self, variant: CallVariant, dtype: torch.dtype) -> bool:
+        if variant.form is OperatorForm.OUT or (
+            variant.form is OperatorForm.IN_PLACE and not self.info.supports_inplace_autograd
+        ):
             return False
-        return self.info.supports_autograd and dtype in self.info.supported_backward_dtypes(TYPE)
+        return self.info.supports_autograd and dtype in self.info.supported_backward_dtypes(self.device)
 
-    def form(self, form: Form) -> Callable | None:
+    def form(self, form: OperatorForm) -> Callable | None:
         match form:
-            case Form.FUNCTION:
+            case OperatorForm.FUNCTION:
                 return self.info.op
-            case Form.IN_PLACE:
+            case OperatorForm.IN_PLACE:
                 return self.info.inplace_variant
-            case Form.OUT:
+            case OperatorForm.OUT:
                 return self.info.op if self.info.supports_out else None
 
 
-def operator_call(function: Callable, sample: Any, variant: Variant) -> Call | None:
+def operator_call(function: Callable, sample: Any, variant: CallVariant) -> SampleCall | None:
     """The call of one sample; `None` if the variant equals the plain call or does not exist."""
     tensors, rebuild = flat_tensors((sample.input, sample.args, sample.kwargs))
-    call = Call(OperatorFunction(function, rebuild, sample.output_process_fn_grad), tensors)
+    call = SampleCall(OperatorFunction(function, rebuild, sample.output_process_fn_grad), tensors)
     match variant.form:
-        case Form.FUNCTION:
+        case OperatorForm.FUNCTION:
             return with_first(call, variant.first)
-        case Form.IN_PLACE:
+        case OperatorForm.IN_PLACE:
             return replace(call, changed=frozenset({0})) if isinstance(sample.input, Tensor) else None
-        case Form.OUT:
+        case OperatorForm.OUT:
             return out_call(function, rebuild, tensors)
 
 
-def with_first(call: Call, first: First) -> Call | None:
+def with_first(call: SampleCall, first: First) -> SampleCall | None:
     match first:
         case First.PLAIN:
             return call
@@ -125,7 +124,7 @@ def with_first(call: Call, first: First) -> Call | None:
             return None
         case First.NON_CONTIGUOUS:
             tensor = call.tensors[0]
-            other = noncontiguous_like(tensor) if tensor.layout is torch.strided else tensor
+            other = torch_compat.noncontiguous_like(tensor) if tensor.layout is torch.strided else tensor
             return replace(call, tensors=(other, *call.tensors[1:]))
         case First.NO_GRAD:
             if not any(tensor.requires_grad for tensor in (*call.tensors[1:], *call.function.state)):
@@ -133,7 +132,7 @@ def with_first(call: Call, first: First) -> Call | None:
             return replace(call, tensors=(call.tensors[0].detach(), *call.tensors[1:]))
 
 
-def out_call(function: Callable, rebuild: Callable, tensors: Sequence[Tensor]) -> Call | None:
+def out_call(function: Callable, rebuild: Callable, tensors: Sequence[Tensor]) -> SampleCall | None:
     """The out= form; its tensors follow the others, with the sizes of eager's results."""
     tensors = tuple(tensor.detach() for tensor in tensors)
     (first, args, kwargs) = rebuild(tensors)
@@ -142,7 +141,7 @@ def out_call(function: Callable, rebuild: Callable, tensors: Sequence[Tensor]) -
         return None
     outs = tuple(torch.zeros_like(result) for result in results)
     positions = frozenset(range(len(tensors), len(tensors) + len(outs)))
-    return Call(OutFunction(function, rebuild, spec, len(tensors)), (*tensors, *outs), positions)
+    return SampleCall(OutFunction(function, rebuild, spec, len(tensors)), (*tensors, *outs), positions)
 
 
 @dataclass(frozen=True)
@@ -189,30 +188,31 @@ class OutFunction(Stateless):
 class Module:
     """An entry of the module database, in training or in evaluation."""
 
-    info: ModuleInfo
+    info: Any
+    device: str
     training: bool
 
     @property
     def name(self) -> str:
         return f"{self.info.name} ({'training' if self.training else 'evaluation'})"
 
-    def calls(self, variant: Variant, most: int) -> list[Call]:
+    def calls(self, variant: CallVariant, most: int) -> list[SampleCall]:
         dtype = next((dtype for dtype in variant.dtypes if dtype in self.info.dtypes), None)
-        if dtype is None or variant.form is not Form.FUNCTION or variant.backend is Backend.DYNAMO:
+        if dtype is None or variant.form is not OperatorForm.FUNCTION or variant.compilation is Compilation.DYNAMO:
             return []
         torch.manual_seed(SEED)
         make = self.info.module_inputs_func
-        samples = make(self.info, device=TYPE, dtype=dtype, requires_grad=True, training=self.training)
+        samples = make(self.info, device=self.device, dtype=dtype, requires_grad=True, training=self.training)
         usable = [sample for sample in samples if sample.forward_input is not None]
         calls = (with_first(self.call(sample, dtype), variant.first) for sample in spread(usable, most))
         return [call for call in calls if call is not None]
 
-    def call(self, sample: ModuleInput, dtype: torch.dtype) -> Call:
+    def call(self, sample: Any, dtype: torch.dtype) -> SampleCall:
         module = self.info.module_cls(*sample.constructor_input.args, **sample.constructor_input.kwargs)
-        module.to(dtype).train(self.training)
+        module.to(self.device, dtype).train(self.training)
         inputs: Any = sample.forward_input
         tensors, rebuild = flat_tensors((inputs.args, inputs.kwargs))
-        return Call(ModuleFunction(module, rebuild), tensors)
+        return SampleCall(ModuleFunction(module, rebuild), tensors)
 
 
 @dataclass(frozen=True)
@@ -259,11 +259,9 @@ def spread(samples: Sequence[Any], most: int) -> Iterator[Any]:
 
 
 @functools.cache
-def find_subjects() -> dict[str, Subject]:
-    """Every subject by its name."""
-    # The database would seed the generator in random operators, which is no part of the operator.
-    setattr(common_methods_invocations, "wrapper_set_seed", lambda op, *args, **kwargs: op(*args, **kwargs))  # noqa: B010
-    modules = [Module(info, training) for info in module_db for training in (True, False)]
-    operators = map(Operator, common_methods_invocations.op_db)
-    higher_order = (Operator(info, is_higher_order=True) for info in hop_db)
+def find_subjects(device: str) -> dict[str, Subject]:
+    """Every subject of torch's databases by its name."""
+    modules = [Module(info, device, training) for info in torch_compat.module_database() for training in (True, False)]
+    operators = [Operator(info, device) for info in torch_compat.operator_database()]
+    higher_order = [Operator(info, device, is_higher_order=True) for info in torch_compat.higher_order_database()]
     return {subject.name: subject for subject in (*operators, *modules, *higher_order)}

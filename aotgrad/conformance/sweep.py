@@ -1,24 +1,25 @@
 """Runs many checks in worker processes. A crash or a hang costs only its own check.
 
-for row in sweep(tasks, jobs=2, limit_s=60): print(row.task.subject, row.verdict)
+for done in sweep(tasks, start, jobs=2, limit_s=60): print(done.task.subject, done.answer)
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import multiprocessing
 import os
-import tempfile
+import signal
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from tests.conformance.verdict import Crashed, TimedOut, Verdict, from_json, to_json
+from aotgrad.conformance.verdict import Crashed, SubjectVerdict, TimedOut, from_json, to_json
 
 CONTEXT = multiprocessing.get_context("spawn")
 START_LIMIT_S = 120
@@ -37,20 +38,29 @@ class Task:
 
 @dataclass(frozen=True)
 class Row:
-    """The outcome of a task."""
+    """The outcome of a task.
+
+    Attributes:
+        ops: how many ops ran compiled, and how many in eager between compiled parts, if known.
+        script: the file of a minimized script, or why there is none, once that is known.
+    """
 
     task: Task
-    verdict: Verdict
+    verdict: SubjectVerdict
     elapsed_s: float
+    ops: tuple[int, int] | None = None
+    script: str | None = None
 
     def to_line(self) -> str:
-        return json.dumps({**asdict(self.task), **to_json(self.verdict), "elapsed_s": round(self.elapsed_s, 2)})
+        known = {name: value for name in ("ops", "script") if (value := getattr(self, name)) is not None}
+        return json.dumps({**asdict(self.task), **to_json(self.verdict), "elapsed_s": round(self.elapsed_s, 2), **known})
 
     @classmethod
     def from_line(cls, line: str) -> Row:
         row = json.loads(line)
         task = Task(row["compiler"], row["variant"], row["subject"], row["samples"])
-        return cls(task, from_json(row), row["elapsed_s"])
+        ops = tuple(row["ops"]) if "ops" in row else None
+        return cls(task, from_json(row), row["elapsed_s"], ops, row.get("script"))
 
 
 def read_rows(path: Path) -> dict[Task, Row]:
@@ -61,29 +71,40 @@ def read_rows(path: Path) -> dict[Task, Row]:
     return {row.task: row for row in map(Row.from_line, lines)}
 
 
-def work(pipe: Connection) -> None:
-    """A worker: reports that it is ready, then answers each task with its verdict."""
+StartWorker = Callable[[], Callable[[Task], Any]]
+"""Called once in each worker, and so picklable; returns what answers a task."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """The answer to a task, or `Crashed` or `TimedOut` if there is none."""
+
+    task: Task
+    answer: Any
+    elapsed_s: float
+
+
+def work(pipe: Connection, start: StartWorker) -> None:
+    """A worker: reports that it is ready, then answers each task."""
+    os.setpgid(0, 0)  # to be killed with all processes that it starts
     logging.disable(logging.CRITICAL)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # output of C++ would garble the progress bar
+    for stream in (1, 2):  # their output would garble the progress bar
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     import torch
 
-    from tests.conformance.check import check
-    from tests.conformance.subjects import find_subjects
-    from tests.conformance.variants import VARIANTS
-
     torch.set_num_threads(1)
-    os.chdir(tempfile.mkdtemp())  # the peer leaves a file behind if its partitioner fails
-    subjects = find_subjects()
+    answer = start()
     pipe.send("ready")
-    while True:
-        task = pipe.recv()
-        pipe.send(check(subjects[task.subject], VARIANTS[task.variant], task.compiler, task.samples))
+    with contextlib.suppress(EOFError):
+        while True:
+            pipe.send(answer(pipe.recv()))
 
 
 @dataclass(eq=False)
 class Worker:
     """A process with at most one task."""
 
+    start: StartWorker
     limit_s: float
     task: Task | None = None
     ready: bool = False
@@ -91,8 +112,10 @@ class Worker:
 
     def __post_init__(self) -> None:
         self.pipe, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=work, args=(theirs,), daemon=True)
+        self.process = CONTEXT.Process(target=work, args=(theirs, self.start))
         self.process.start()
+        assert self.process.pid is not None
+        self.group = self.process.pid
         theirs.close()
 
     def give(self, task: Task) -> None:
@@ -108,11 +131,11 @@ class Worker:
     def deadline(self) -> float:
         return self.since + (self.limit_s if self.ready else START_LIMIT_S)
 
-    def row(self, verdict: Verdict) -> Row:
+    def done(self, answer: Any) -> Done:
         assert self.task is not None
-        row = Row(self.task, verdict, time.monotonic() - self.since)
+        done = Done(self.task, answer, time.monotonic() - self.since)
         self.task = None
-        return row
+        return done
 
     def exit_status(self) -> int | None:
         """The exit code of a process that closed its pipe: negative for a fatal signal."""
@@ -120,14 +143,20 @@ class Worker:
         return self.process.exitcode
 
     def end(self) -> None:
+        is_idle = self.is_idle
+        self.pipe.close()
+        if is_idle:
+            self.process.join(timeout=5)  # it ends where it waits for a task
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.group, signal.SIGKILL)
         self.process.kill()
         self.process.join()
 
 
-def sweep(tasks: Iterable[Task], jobs: int, limit_s: float) -> Iterator[Row]:
-    """The rows of the tasks, in order of completion."""
+def sweep(tasks: Iterable[Task], start: StartWorker, jobs: int, limit_s: float) -> Iterator[Done]:
+    """The answers to the tasks, in order of completion."""
     waiting = deque(tasks)
-    workers = [Worker(limit_s) for _ in range(min(jobs, len(waiting)))]
+    workers = [Worker(start, limit_s) for _ in range(min(jobs, len(waiting)))]
     try:
         while waiting or any(worker.task is not None for worker in workers):
             watched = [worker for worker in workers if not worker.is_idle]
@@ -135,36 +164,36 @@ def sweep(tasks: Iterable[Task], jobs: int, limit_s: float) -> Iterator[Row]:
             answered = wait([worker.pipe for worker in watched], timeout)
             for worker in watched:
                 if worker.pipe in answered:
-                    successor, row = after_answer(worker, waiting)
+                    successor, done = after_answer(worker, waiting)
                 elif time.monotonic() > worker.deadline:
-                    successor, row = after_end(worker, TimedOut(f"longer than {worker.limit_s:.0f} s"))
+                    successor, done = after_end(worker, TimedOut(f"longer than {worker.limit_s:.0f} s"))
                 else:
                     continue
                 workers[workers.index(worker)] = successor
-                if row is not None:
-                    yield row
+                if done is not None:
+                    yield done
     finally:
         for worker in workers:
             worker.end()
 
 
-def after_answer(worker: Worker, waiting: deque[Task]) -> tuple[Worker, Row | None]:
+def after_answer(worker: Worker, waiting: deque[Task]) -> tuple[Worker, Done | None]:
     """The worker with its next task, or its successor if it died."""
     try:
         answer: Any = worker.pipe.recv()
     except EOFError:
         return after_end(worker, None)
-    row = worker.row(answer) if worker.ready else None
+    done = worker.done(answer) if worker.ready else None
     worker.ready = True
     if waiting:
         worker.give(waiting.popleft())
-    return worker, row
+    return worker, done
 
 
-def after_end(worker: Worker, verdict: TimedOut | None) -> tuple[Worker, Row | None]:
+def after_end(worker: Worker, verdict: TimedOut | None) -> tuple[Worker, Done | None]:
     """Replaces a worker that hung or died, and gives the verdict for its task."""
     if not worker.ready:
-        raise RuntimeError("a worker did not start; `python -c 'import tests.conformance.check'` says why")
-    row = worker.row(verdict or Crashed(f"exit status {worker.exit_status()}"))
+        raise RuntimeError("a worker process did not start")
+    done = worker.done(verdict or Crashed(f"exit status {worker.exit_status()}"))
     worker.end()
-    return Worker(worker.limit_s), row
+    return Worker(worker.start, worker.limit_s), done

@@ -1,0 +1,163 @@
+"""Checks a backend: each task -> a verdict; each failure -> a minimized script.
+
+BackendChecks("mypackage:backend")()(task)                          a CheckedOps
+BackendMinimizer(BackendChecks("mypackage:backend"), folder)()(task)        the file of a script, or why there is none
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aotgrad.api import aot_function, aot_module
+from aotgrad.backends.base import PartitionCompiler, WrappedBackend
+from aotgrad.backends.eager import EAGER
+from aotgrad.backends.kit import may_be_unsupported
+from aotgrad.backends.registry import get
+from aotgrad.conformance.check import check_subject, one_line
+from aotgrad.conformance.excluded import WithoutOps
+from aotgrad.conformance.programs import PROGRAMS
+from aotgrad.conformance.subjects import Function, ModuleFunction, SampleCall, Subject, find_subjects
+from aotgrad.conformance.sweep import Task
+from aotgrad.conformance.variants import OF_BACKENDS, CallVariant
+from aotgrad.conformance.verdict import Inherited, SubjectVerdict
+from aotgrad.debug.minify import minify
+from aotgrad.errors import NothingToMinify
+from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
+
+
+@dataclass(frozen=True)
+class CountingBackend(WrappedBackend):
+    """Compiles as another backend, and notes for each op of its graphs whether the backend compiles it."""
+
+    compiled: list[bool] = field(default_factory=list)
+
+    def compile_partition(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
+        self.count(partition.forward)
+        compiled = self.backend.compile_partition(partition, static_inputs)
+        return compiled.with_backward(lambda compile: lambda half: self.counted(half, compile))
+
+    def counted(self, half: GraphHalf, compile: Callable[[GraphHalf], BoxedCallable]) -> BoxedCallable:
+        self.count(half)
+        return compile(half)
+
+    def count(self, half: GraphHalf) -> None:
+        graph = half.module.graph
+        islands = self.backend.islands(graph)
+        self.compiled.extend(node not in islands for node in filter(may_be_unsupported, graph.nodes))
+
+
+@dataclass(frozen=True)
+class CheckedOps:
+    """A verdict, and how many ops ran compiled and in eager islands."""
+
+    verdict: SubjectVerdict
+    ops: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class BackendChecks:
+    """What a worker answers tasks with.
+
+    Attributes:
+        place: the backend's name, or `module:attribute`.
+        without: the ATen ops that it does not get.
+        device: of the sample inputs.
+    """
+
+    place: str
+    without: tuple[str, ...] = ()
+    device: str = "cpu"
+
+    def __call__(self) -> Callable[[Task], CheckedOps]:
+        checker = BackendChecker(self.backend(), self.subjects())
+        checker.verdict(Task("", "float32", "mul", 1), EAGER)  # what is imported on first use does not count for a check
+        return checker
+
+    def backend(self) -> PartitionCompiler:
+        """Raises BackendError if there is none."""
+        return WithoutOps(self.place, self.without) if self.without else get(self.place)
+
+    def subjects(self) -> dict[str, Subject]:
+        return {**find_subjects(self.device), **{program.name: replace(program, device=self.device) for program in PROGRAMS}}
+
+    def __str__(self) -> str:
+        return f"{self.place} without {', '.join(self.without)}" if self.without else self.place
+
+
+@dataclass(frozen=True)
+class BackendChecker:
+    """Answers tasks, in a worker."""
+
+    backend: PartitionCompiler
+    subjects: dict[str, Subject]
+
+    def __call__(self, task: Task) -> CheckedOps:
+        counting = CountingBackend(self.backend)
+        verdict = self.verdict(task, counting)
+        if verdict.fails and isinstance(reference := self.verdict(task, EAGER), type(verdict)):
+            verdict = Inherited(reference.reason)
+        compiled = sum(counting.compiled)
+        return CheckedOps(verdict, (compiled, len(counting.compiled) - compiled))
+
+    def verdict(self, task: Task, backend: PartitionCompiler) -> SubjectVerdict:
+        def compile(function: Function, variant: CallVariant) -> Callable:
+            return compiled_by(backend, function, variant)
+
+        return check_subject(self.subjects[task.subject], OF_BACKENDS[task.variant], compile, task.samples)
+
+
+def compiled_by(backend: PartitionCompiler, function: Function, variant: CallVariant) -> Callable:
+    settings: dict[str, Any] = {"dynamic": variant.dynamic, "options": {"min_graph_ops": 0}}
+    if isinstance(function, ModuleFunction):
+        return replace(function, module=aot_module(function.module, backend, **settings))
+    return aot_function(function, backend, **settings)
+
+
+@dataclass(frozen=True)
+class BackendMinimizer:
+    """What a worker writes scripts with.
+
+    Attributes:
+        folder: of the scripts.
+        limit_s: the seconds that one graph may take, in a process of its own; `None`: in the worker.
+    """
+
+    checks: BackendChecks
+    folder: Path
+    limit_s: float | None = None
+
+    def __call__(self) -> Callable[[Task], str]:
+        subjects = self.checks.subjects()
+        backend = WithoutOps(self.checks.place, self.checks.without) if self.checks.without else self.checks.place
+
+        def answer(task: Task) -> str:
+            variant = OF_BACKENDS[task.variant]
+            path = self.folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', f'{task.subject}-{task.variant}').strip('_')}.py"
+            for call in subjects[task.subject].calls(variant, task.samples):
+                torch.manual_seed(0)
+                try:
+                    minify(*plain_call(call), backend, path=path, dynamic=variant.dynamic, limit_s=self.limit_s)
+                except NothingToMinify:
+                    continue
+                except Exception as error:
+                    return one_line(f"none: {type(error).__name__}: {error}")
+                return str(path)
+            return "none: each graph alone agrees with eager"
+
+        return answer
+
+
+def plain_call(call: SampleCall) -> tuple[Callable, tuple[torch.Tensor, ...]]:
+    """A function for `minify`, and its arguments. It changes copies of what the call changes, since leaves cannot change."""
+    function = call.function.fresh()
+
+    def run(*tensors: torch.Tensor) -> Any:
+        return function(*(tensor * 1 if k in call.changed else tensor for k, tensor in enumerate(tensors)))
+
+    return run, call.tensors

@@ -1,0 +1,75 @@
+"""Backends that are checked: a correct one, and others with one mistake each."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+import torch.fx as fx
+
+import aotgrad
+
+aten = torch.ops.aten
+
+
+class Correct(aotgrad.backends.Backend):
+    name = "correct"
+    mistake: tuple = ()
+
+    def compile(self, graph, inputs, role):
+        for node in graph.graph.nodes:
+            if node.target in self.mistake:
+                self.spoil(node)
+        graph.recompile()
+        return graph.forward
+
+    def spoil(self, node: fx.Node) -> None:
+        raise NotImplementedError
+
+
+class CosForSin(Correct):
+    name, mistake = "cos for sin", (aten.sin.default,)
+
+    def spoil(self, node):
+        node.target = aten.cos.default
+
+
+class OtherDtype(Correct):
+    name, mistake = "other dtype", (aten.floor.default,)
+
+    def spoil(self, node):
+        with node.graph.inserting_after(node):
+            cast = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": torch.float64})
+        node.replace_all_uses_with(cast, lambda user: user is not cast)
+
+
+class Raises(Correct):
+    name, mistake = "raises", (aten.tan.default,)
+
+    def spoil(self, node):
+        raise ValueError("no tan")
+
+
+class AbortsOrHangs(Correct):
+    name, mistake = "aborts or hangs", (aten.erfinv.default, aten.ceil.default)
+
+    def spoil(self, node):
+        if node.target is aten.erfinv.default:
+            os.abort()
+        time.sleep(1000)
+
+
+class SupportsNothing(Correct):
+    name = "supports nothing"
+
+    def supports(self, node):
+        return False
+
+
+correct = Correct()
+number = 3
+
+
+def compile_graph(graph, example_inputs):
+    return graph.forward
