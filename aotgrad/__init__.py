@@ -34,6 +34,7 @@ from aotgrad.options import Options, config
 from aotgrad.options import logs_wanted as _logs_wanted
 from aotgrad.partition import default_partition, min_cut_rematerialization_partition, recompute_all_partition
 from aotgrad.plan_cache.entry import last_executed
+from aotgrad.shipping import load, save
 from aotgrad.telemetry.counters import counters
 from aotgrad.telemetry.graph_names import get_aot_compilation_context, get_aot_graph_name, get_graph_being_compiled
 from aotgrad.telemetry.logs import configure as _configure_logs
@@ -82,6 +83,7 @@ __all__ = [
     "install",
     "interpreter",
     "last_executed",
+    "load",
     "make_boxed_compiler",
     "make_boxed_func",
     "memory_efficient_fusion",
@@ -94,6 +96,7 @@ __all__ = [
     "print_compile",
     "pythonkey_decompose",
     "recompute_all_partition",
+    "save",
     "set_logs",
     "train_step",
     "ts_compile",

@@ -100,6 +100,11 @@ def aot_function(
         return train_step(fn, state, backend=backend, options={"dynamic": dynamic, **(options or {})})
     given = {"dynamic": dynamic, "keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     cache = PlanCache(compiler_of(backend, partition_fn, Options.from_mapping(given)), qualified_name(fn))
+    return function_with(cache, fn, num_params_buffers)
+
+
+def function_with(cache: PlanCache, fn: Callable, num_params_buffers: int = 0) -> Callable:
+    """The function whose calls find their plans in `cache`; see `aot_function`."""
     transformed = Dispatch(cache)
     calls = PlainFunction(cache, fn, state_of(fn), num_params_buffers)
     plain = {} if has_state(fn) else cache.plain
@@ -181,10 +186,26 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """
     if "state" in kwargs:
         raise TypeError("aot_module compiles a forward and takes no state; for a function with a backward: train_step")
-    lifted = LiftedModule(mod)
-    compiled_forward: Any = aot_function(lifted.forward, *args, **kwargs)
-    cache, transformed = compiled_forward.plan_cache, compiled_forward.transformed
+    cache = aot_function(mod.forward, *args, **kwargs).plan_cache
     cache.name = type(mod).__qualname__
+
+    def reduce() -> tuple:
+        check_picklable(args, kwargs)
+        return recreate_module, (mod, args, kwargs)
+
+    return module_with(cache, mod, lambda copied: aot_module(copied, *args, **kwargs), reduce)
+
+
+def module_with(
+    cache: PlanCache, mod: nn.Module, compile_copy: Callable[[nn.Module], nn.Module], reduced: Callable[[], tuple]
+) -> nn.Module:
+    """The module whose calls find their plans in `cache`; see `aot_module`.
+
+    Args:
+        compile_copy: makes the same of a copy of `mod`.
+        reduced: what it is pickled as.
+    """
+    lifted, transformed = LiftedModule(mod), Dispatch(cache)
     eager = functools.partial(type(mod).forward, mod)
 
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
@@ -205,11 +226,10 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
         return cache.run(cache.plan_for(Call(lifted.forward, arguments, arguments.count, state)))
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
-        return aot_module(copy.deepcopy(mod, memo), *args, **kwargs)
+        return compile_copy(copy.deepcopy(mod, memo))
 
     def reduce(self: nn.Module, protocol: Any) -> tuple:
-        check_picklable(args, kwargs)
-        return recreate_module, (mod, args, kwargs)
+        return reduced()
 
     members = {
         "forward": functools.wraps(type(mod).forward)(forward),

@@ -61,6 +61,14 @@ class ExportError(AOTGradError):
     """A module or function cannot be exported as one graph, though it compiles; the message says what to change."""
 
 
+class ShippingError(AOTGradError):
+    """Plans cannot be saved, or a file of plans cannot be loaded: it is damaged, of another version, or fits something else."""
+
+
+class NoPlanError(AOTGradError):
+    """No plan of a loaded file fits a call; the message names the guard of the nearest plan that does not hold."""
+
+
 class NotPicklable(AOTGradError, pickle.PicklingError):
     """A compiled module cannot be pickled with its compilers; the message says what can be."""
 

@@ -97,6 +97,11 @@ class Traced:
         """The outputs that share the memory of a value which the backward needs."""
         return {}
 
+    @property
+    def takes_guarded(self) -> bool:
+        """Whether the compiled function takes values that its guard has computed."""
+        return False
+
     def sharing(self, args: Sequence[Any]) -> MemorySharing:
         """How arguments share memory with arguments that the function mutates."""
         return MemorySharing.of(args, [info for _, info in self.arguments])
@@ -123,6 +128,10 @@ class Executable(Traced):
 
     def __call__(self, args: list) -> list:
         return self.call(args)
+
+    @property
+    def takes_guarded(self) -> bool:
+        return bool(self.joint.signature.guarded)
 
     @functools.cached_property
     def results_of_saved(self) -> Mapping[Saved, Collection[int]]:
@@ -299,15 +308,31 @@ def compile_guard(traced: TracedJoint, source: Source, compiler: Compiler) -> No
         return
     assert compiler.lower is not None and isinstance(guard.compute, fx.GraphModule)
     order, static = traced.capture.convention.order, traced.joint.static_inputs
-    split = passes.SplitGuard.of(guard.compute, frozenset(k for k, index in enumerate(order) if index in static))
+    static = frozenset(k for k, index in enumerate(order) if index in static)
+    split = passes.SplitGuard.of(guard.compute, static)
     if split is None:
         return
     observe = compiler.observer()
     with torch_compat.disable_autocast():
         values = run_passes(split.values, compiler, observe)
-    _, compiled = compiler.lower(values, compiler, observe, None)
-    forward, answers = compiled.forward, split.answers.module
-    source.values.compute_by(lambda *tensors: answers(*tensors, *forward(list(tensors))))
+    partition, compiled = compiler.lower(values, compiler, observe, None)
+    source.values.compute_by(CompiledGuard(partition.forward, static, split.answers.module, compiled.forward))
+
+
+@dataclass(frozen=True)
+class CompiledGuard:
+    """What a guard of values computes: the ops on tensors as a backend's graph, then the views and numbers among them.
+
+    `static_inputs`: the positions of the arguments that keep their memory.
+    """
+
+    values: GraphHalf
+    static_inputs: frozenset[int]
+    answers: fx.GraphModule
+    run: BoxedCallable
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple:
+        return self.answers(*tensors, *self.run(list(tensors)))
 
 
 def assemble(traced: TracedJoint, partition: Partition, compiled: Compiled, higher_order: HigherOrder) -> Executable:

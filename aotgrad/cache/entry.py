@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Union
 
+from aotgrad.convention.dedupe import Dedupe
 from aotgrad.convention.sharing import MemorySharing
+from aotgrad.guards.data_dependent import Condition, Level
 from aotgrad.ir import BackwardSegment, CallingConvention, InputAliasInfo, RecomputedValue, SavedValue
 from aotgrad.runtime.schedule import Schedule
 from aotgrad.slots import SlotSignature
@@ -63,6 +65,55 @@ class StoredPartition:
     saved: tuple[SavedValue, ...]
     recomputed: tuple[RecomputedValue, ...]
     conditions: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class StoredGuard:
+    """A `ValueGuard`: `answers` computes the values; `values`, for a backend, what it takes besides the arguments."""
+
+    level: Level
+    names: tuple[str, ...]
+    inputs: tuple[int, ...]
+    conditions: tuple[Condition, ...]
+    draws: bool
+    values: GraphText | None
+    static_inputs: frozenset[int]
+    answers: GraphText
+
+
+@dataclass(frozen=True)
+class GuardedTensor:
+    """What a plan expects of a tensor besides its traced value, `fake`."""
+
+    fake: Any
+    is_parameter: bool
+    requires_grad: bool
+    is_conj: bool
+    is_neg: bool
+    is_inference: bool
+
+
+@dataclass(frozen=True)
+class ShippedPlan:
+    """A plan with its guards, as a file has it.
+
+    Attributes:
+        plan: the compiled function.
+        dedupe, tensors, facts, values: see `PlanGuards`. `changes`: whether it changes arguments.
+        output: the structure of its results, see `encode_spec`.
+        variants: for each segment of the backward, the variants that were compiled, as tangents and gradients.
+        written_over: the segments that were compiled to write over saved values.
+    """
+
+    plan: StoredPlan
+    dedupe: Dedupe
+    tensors: tuple[GuardedTensor, ...]
+    facts: tuple[tuple[int, str, Any], ...]
+    changes: bool
+    values: StoredGuard | None
+    output: Any
+    variants: tuple[tuple[tuple[tuple[bool, ...], tuple[bool, ...]], ...], ...]
+    written_over: tuple[int, ...]
 
 
 Entry = Union[StoredPlan, StoredSmallGraph]

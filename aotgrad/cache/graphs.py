@@ -41,7 +41,11 @@ Origins = Sequence["str | None"]
 
 
 def encode_half(
-    half: GraphHalf, origins: Origins = (), held: Attributes = NO_ATTRIBUTES, custom_ops: bool = False
+    half: GraphHalf,
+    origins: Origins = (),
+    held: Attributes = NO_ATTRIBUTES,
+    custom_ops: bool = False,
+    unbacked: bool = False,
 ) -> GraphText:
     """The text of a half.
 
@@ -50,13 +54,14 @@ def encode_half(
         origins: stack traces that the reading process has.
         held: attributes that the reading process has under the same names; the text omits them.
         custom_ops: whether custom operators are allowed.
+        unbacked: whether numbers that depend on data are allowed.
 
     Raises:
         NotSerializable: a node has no plain form.
     """
     if isinstance(half, StoredHalf):
         return half.stored
-    encoder = GraphEncoder(origins, custom_ops)
+    encoder = GraphEncoder(origins, custom_ops, unbacked)
     data = encoder.encode(half.module, held)
     return GraphText(text_of(data), digest_of(text_of(computation_of(data))), half.signature, encoder.is_symbolic)
 
@@ -76,11 +81,12 @@ class GraphEncoder:
 
     origins: Origins
     custom_ops: bool
+    unbacked: bool
     is_symbolic: bool = False
 
     def encode(self, module: fx.GraphModule, held: Attributes = NO_ATTRIBUTES) -> dict[str, Any]:
         nodes = list(module.graph.nodes)
-        encoder = Encoder({node: k for k, node in enumerate(nodes)}, self.custom_ops)
+        encoder = Encoder({node: k for k, node in enumerate(nodes)}, self.custom_ops, self.unbacked)
         rows = [encode_node(encoder, node) for node in nodes]
         attributes = {node.target: attribute_of(module, node) for node in nodes if node.op == "get_attr"}
         kept = {name: value for name, value in attributes.items() if value is not held.get(name)}
@@ -100,7 +106,8 @@ class GraphEncoder:
 def encode_node(encoder: Encoder, node: fx.Node) -> list[Any]:
     if node.op in ("call_module", "call_method"):
         raise NotSerializable(f"a node {node.op}")
-    value = [encoder.encode(node.meta["val"])] if "val" in node.meta else []
+    has_value = "val" in node.meta and not isinstance(node.meta["val"], torch.ScriptObject)  # one of the profiler's
+    value = [encoder.encode(node.meta["val"])] if has_value else []
     return [node.op, node.name, *map(encoder.encode, (node.target, node.args, node.kwargs)), *value]
 
 
@@ -142,7 +149,9 @@ def decode_form(data: Mapping[str, Any], mode: FakeTensorMode, origins: Origins,
     nodes: list[fx.Node] = []
     decoder = Decoder(mode, data["storages"], nodes)
     for (op, name, target, args, kwargs, *value), meta in zip(data["nodes"], data["metas"], strict=True):
-        node = graph.create_node(op, *map(decoder.decode, (target, args, kwargs)), name=name)
+        called, given, named = map(decoder.decode, (target, args, kwargs))
+        reject_unspeakable(op, called, named)
+        node = graph.create_node(op, called, given, named, name=name)
         if node.name != name:
             raise DamagedEntry(f"two nodes with the name {name}")
         node.meta.update(("val", decoder.decode(each)) for each in value)
@@ -154,6 +163,15 @@ def decode_form(data: Mapping[str, Any], mode: FakeTensorMode, origins: Origins,
 
     constants = {name: constant(form) for name, form in data["constants"].items()}
     return LazyGraphModule({**held, **constants}, graph)
+
+
+def reject_unspeakable(op: str, target: Any, kwargs: Mapping[Any, Any]) -> None:
+    """Raise DamagedEntry for a node whose name in Python source would be more than a name: graphs become source."""
+    is_called = op == "call_function" and not isinstance(target, str)
+    is_named = op in ("placeholder", "get_attr", "output") and isinstance(target, str)
+    names = [*(target.split(".") if is_named else ()), *kwargs]
+    if not (is_called or is_named) or not all(isinstance(name, str) and name.isidentifier() for name in names):
+        raise DamagedEntry(f"a node {op} of {target!r}")
 
 
 def decode_meta(decoder: Decoder, data: Mapping[str, Any], origins: Origins) -> Iterator[tuple[str, Any]]:

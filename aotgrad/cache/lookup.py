@@ -143,25 +143,43 @@ class PlanLookup:
         if isinstance(made, SmallGraph):
             return StoredSmallGraph(made.ops, made.limit)
         assert isinstance(made, Executable), "it was compiled"
-        returned = [step for step in made.schedule.steps if isinstance(step, ReturnValue) and not step.is_name]
-        if not all(type(step.value) in LIKE_NUMBERS for step in returned):
-            raise NotCacheable("it returns an object that only this process has")
         if recording.problem is not None:
             raise recording.problem
         assert recording.forward is not None and recording.joint is not None, "the graph was lowered"
-        return StoredPlan(
-            convention=made.capture.convention,
-            inputs=made.meta.inputs,
-            sharing=made.sharing(self.args),
-            schedule=replace(made.schedule, segments=()),
-            source=made.source,
-            segments=made.joint.segments,
-            forward=recording.forward,
-            halves=tuple(encode_half(half, self.origins) for half in made.schedule.segments),
-            static_inputs=made.joint.static_inputs,
-            joint=recording.joint,
-            conditions=conditions_since(self.mode, self.guards_before),
-        )
+        conditions = conditions_since(self.mode, self.guards_before)
+        halves = tuple(encode_half(half, self.origins) for half in made.schedule.segments)
+        return stored_plan(made, made.sharing(self.args), recording.forward, halves, recording.joint, conditions)
+
+
+def stored_plan(
+    made: Executable,
+    sharing: MemorySharing,
+    forward: GraphText,
+    halves: tuple[GraphText, ...],
+    joint: str,
+    conditions: tuple[Any, ...],
+) -> StoredPlan:
+    """The entry of a compiled function; for the arguments see `StoredPlan`.
+
+    Raises:
+        NotSerializable: it returns an object that only this process has.
+    """
+    returned = [step for step in made.schedule.steps if isinstance(step, ReturnValue) and not step.is_name]
+    if not all(type(step.value) in LIKE_NUMBERS for step in returned):
+        raise NotSerializable("a result that is an object of this process")
+    return StoredPlan(
+        convention=made.capture.convention,
+        inputs=made.meta.inputs,
+        sharing=sharing,
+        schedule=replace(made.schedule, segments=()),
+        source=made.source,
+        segments=made.joint.segments,
+        forward=forward,
+        halves=halves,
+        static_inputs=made.joint.static_inputs,
+        joint=joint,
+        conditions=conditions,
+    )
 
 
 # --- Recorded while a function is compiled ---------------------------------------------------------------------------

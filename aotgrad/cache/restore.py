@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,7 +19,7 @@ from aotgrad.cache.graphs import Origins, StoredHalf, digest_of, text_of
 from aotgrad.cache.serialize import Encoder
 from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import MemorySharing
-from aotgrad.errors import ContractError
+from aotgrad.errors import ContractError, HigherOrderError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
 from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.eager_fallback import with_eager_backwards
@@ -49,6 +49,11 @@ class RestoredFunction:
         return self.stored.source
 
     @property
+    def takes_guarded(self) -> bool:
+        """Whether it takes values that its guard has computed."""
+        return len(self.stored.schedule.arguments) > len(self.stored.convention.order)
+
+    @property
     def arguments(self) -> tuple[tuple[InputSpec, InputAliasInfo | None], ...]:
         """What the trace assumed about each argument, and what happens to it."""
         stored = self.stored
@@ -60,13 +65,13 @@ class RestoredFunction:
 
 
 def restore(
-    stored: StoredPlan, function: FlatFunction, compiler: Compiler, mode: FakeTensorMode, origins: Origins
+    stored: StoredPlan, function: FlatFunction | None, compiler: Compiler, mode: FakeTensorMode, origins: Origins
 ) -> RestoredFunction:
     """The compiled function of an entry.
 
     Args:
         stored: the entry.
-        function: the original function, in this process.
+        function: the original function, in this process; `None`: there is none, and no gradients of gradients.
         compiler: how it was compiled.
         mode: the fake mode for the tensors of the entry.
         origins: the stack traces that the graphs refer to.
@@ -78,10 +83,18 @@ def restore(
         compiled = names.of_backward(compiler.backend.compile_forward(forward, stored.static_inputs, bool(halves)))
     if compiler.options.on_error == "eager":
         compiled = with_eager_backwards(compiled)
-    retrace = Retrace(stored, function, compiler, mode, TraceState.now())
+    retrace = reject_retrace if function is None else Retrace(stored, function, compiler, mode, TraceState.now())
     batches = CompiledBatches.of(compiler, "batched backward of a stored function")
     backwards = make_backwards(schedule, compiled, stored.segments, LazyHigherOrder(retrace, batches))
     return RestoredFunction(stored, backwards, build(schedule, stored.source, compiled, backwards))
+
+
+def reject_retrace() -> NoReturn:
+    """Raises HigherOrderError."""
+    raise HigherOrderError(
+        "gradients of gradients (create_graph=True) need the original function, which is not in the file: load it with "
+        "recompile=True"
+    )
 
 
 GLOBAL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (

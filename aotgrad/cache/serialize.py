@@ -90,12 +90,15 @@ NAMES = {kind: name for name, kind in TYPES.items()}
 class Encoder:
     """Encodes related values, which may refer to the `nodes` of a graph. `custom_ops`: whether to encode custom operators.
 
+    `unbacked`: whether to encode numbers that depend on data; a decoder makes symbols of its own for them.
     `storages` lists the storages of the tensors so far, as [bytes, device]; decoded tensors share them in the same way.
     """
 
-    def __init__(self, nodes: Mapping[fx.Node, int] | None = None, custom_ops: bool = False) -> None:
+    def __init__(
+        self, nodes: Mapping[fx.Node, int] | None = None, custom_ops: bool = False, unbacked: bool = False
+    ) -> None:
         self.nodes = nodes or {}
-        self.custom_ops = custom_ops
+        self.custom_ops, self.unbacked = custom_ops, unbacked
         self.storages: list[list[Any]] = []
         self.numbers: dict[Any, int] = {}
         self.is_symbolic = False
@@ -115,6 +118,8 @@ class Encoder:
             return self.object(value)
         if isinstance(value, torch.Tensor):
             return self.tensor(value)
+        if isinstance(value, torch._ops.OpOverload):  # one that takes objects, as the profiler's
+            return self.operator(value)
         if (name := torch_compat.higher_order_name(value)) in HIGHER_ORDER:
             return ["higher order", name]
         raise NotSerializable(f"a {type(value).__module__}.{type(value).__qualname__}")
@@ -169,7 +174,7 @@ class Encoder:
 
     def symbolic(self, kind: str, value: Any) -> list[Any]:
         """A symbolic number as its expression."""
-        expression = torch_compat.backed_expression(value)
+        expression = torch_compat.expression_of(value) if self.unbacked else torch_compat.backed_expression(value)
         if expression is None:
             raise NotSerializable("a number that depends on data")
         self.is_symbolic = True
@@ -253,6 +258,7 @@ class Decoder:
 
     def __init__(self, mode: Any, storages: list[list[Any]] | None = None, nodes: list[fx.Node] | None = None) -> None:
         self.mode = mode
+        self.unbacked: dict[str, sympy.Symbol] = {}
         self.nodes = nodes if nodes is not None else []
         self.storages = [torch_compat.meta_storage(self.decode(nbytes)) for nbytes, _ in storages or ()]
         self.devices = [torch.device(device) for _, device in storages or ()]
@@ -299,7 +305,7 @@ class Decoder:
         dtype, size, stride, offset, storage, item = items
         size, stride, offset = list(map(self.decode, size)), list(map(self.decode, stride)), self.decode(offset)
         memory, device = self.storages[storage], self.devices[storage]
-        fake = torch_compat.fake_in(self.mode, memory, getattr(torch, dtype), device, size, stride, offset)
+        fake = torch_compat.fake_in(self.mode, memory, dtype_named(dtype), device, size, stride, offset)
         torch_compat.set_item_of_fake(fake, self.decode(item))
         return fake
 
@@ -314,7 +320,7 @@ class Decoder:
 
     def expression(self, data: Any) -> sympy.Basic:
         if isinstance(data, str):
-            return self.symbols[data]
+            return self.symbols.get(data) or self.unbacked_symbol(data)
         if not isinstance(data, list):
             return sympy.sympify(data)
         name, *items = data
@@ -322,9 +328,31 @@ class Decoder:
             return getattr(sympy, name)(*items)
         return torch_compat.expression_types()[name](*map(self.expression, items))
 
+    def unbacked_symbol(self, name: str) -> sympy.Symbol:
+        if name not in self.unbacked and not torch_compat.is_unbacked_name(name):
+            raise DamagedEntry(f"the symbol {name}")
+        if name not in self.unbacked:
+            self.unbacked[name] = torch_compat.unbacked_symbol(self.mode, name)
+        return self.unbacked[name]
+
     def constant(self, items: list) -> torch.Tensor:
         dtype, size, stride, device, data = items
-        return torch_compat.tensor_of_bytes(base64.b64decode(data), getattr(torch, dtype), size, stride).to(device)
+        return torch_compat.tensor_of_bytes(base64.b64decode(data), dtype_named(dtype), size, stride).to(device)
+
+    def of_torch(self, items: list) -> Any:
+        """A dtype, layout or memory format."""
+        found = getattr(torch, items[0], None)
+        if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
+            raise DamagedEntry(f"torch.{items[0]} is no dtype, layout or memory format")
+        return found
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Raises DamagedEntry."""
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise DamagedEntry(f"torch.{name} is no dtype")
+    return found
 
 
 DECODERS: Mapping[str, Callable[[Decoder, list], Any]] = {
@@ -336,7 +364,7 @@ DECODERS: Mapping[str, Callable[[Decoder, list], Any]] = {
     "complex": lambda decoder, items: complex(*items),
     "slice": lambda decoder, items: slice(*map(decoder.decode, items)),
     "ellipsis": lambda decoder, items: ...,
-    "torch": lambda decoder, items: getattr(torch, items[0]),
+    "torch": Decoder.of_torch,
     "device": lambda decoder, items: torch.device(items[0]),
     "op": Decoder.operator,
     "custom op": Decoder.custom_operator,

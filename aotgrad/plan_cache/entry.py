@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aotgrad.guards.plan import Admission, PlanGuards
-from aotgrad.pipeline import Executable, SmallGraph, Stages
+from aotgrad.pipeline import SmallGraph, Stages, TracedJoint
 from aotgrad.plan_cache.arguments import FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.wrappers import WrapperArguments
@@ -58,7 +58,7 @@ class CachedPlan:
     @property
     def takes_guarded(self) -> bool:
         """Whether the plan takes values that its guard has computed."""
-        return isinstance(self.executable, Executable) and bool(self.executable.joint.signature.guarded)
+        return self.executable.takes_guarded
 
     def __call__(self, call: Call, detour: Detour | None = None, guarded: Sequence[torch.Tensor] = ()) -> Any:
         """Run the plan, whose guards admit the call.
@@ -102,7 +102,7 @@ class FastPath:
     def of(cls, plan: CachedPlan, state: Hashable, generation: int) -> FastPath | None:
         """The fast path of a plan; `None` if it has none."""
         admits = plan.guards.plain_check(generation)
-        if admits is None or not isinstance(plan.executable, Executable) or plan.takes_guarded:
+        if admits is None or isinstance(plan.executable, (SmallGraph, TracedJoint)) or plan.takes_guarded:
             return None
         call, rebuild, reference = plan.executable.call, plan.output.rebuild, plan.reference
 

@@ -204,6 +204,10 @@ class Unchanged:
         )
 
 
+class OfClasses(tuple):
+    """The part of a state that consists of code: two processes with the same code agree on it."""
+
+
 class ModuleState:
     """All state of a module tree that a trace may read, except values of tensors: attributes, hooks, structure, classes.
 
@@ -216,7 +220,7 @@ class ModuleState:
         watched = Watched(list(named.values()))
         watched.add_all(torch_compat.global_module_hooks())
         everywhere = tuple(tuple(map(Identity, hooks.values())) for hooks in torch_compat.global_module_hooks())
-        classes = tuple(class_state(kind, self.content) for kind in watched.classes)
+        classes = OfClasses(class_state(kind, self.content) for kind in watched.classes)
         self.value = HashedOnce((everywhere, classes, *(own_state(part, self.content) for part in named.values())))
         self.values = [slot.table[slot.key] for slot in slots_of(module)]
         self.is_current = Unchanged(watched, self.content).holds

@@ -182,6 +182,7 @@ from aotgrad.torch_compat.expressions import (
     expression_types,
     first_symbol,
     is_symbol,
+    is_unbacked_name,
     meta_of_read,
     sources_of,
     symbolic_function,
@@ -189,6 +190,7 @@ from aotgrad.torch_compat.expressions import (
     symbolic_state,
     symbolic_text,
     text_namespace,
+    unbacked_symbol,
     write_expression,
 )
 from aotgrad.torch_compat.fakes import (
@@ -260,9 +262,11 @@ from aotgrad.torch_compat.generators import (
 from aotgrad.torch_compat.global_state import (
     MODULE_SETTINGS,
     SETTINGS,
+    SETTING_GROUPS,
     GlobalState,
     OpSettings,
     global_settings,
+    named_settings,
     ops_are_observed,
     torch_build,
 )

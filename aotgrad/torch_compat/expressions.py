@@ -14,6 +14,7 @@ import torch.fx as fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.singleton_int import SingletonInt
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 
 def symbolic_text(value: Any) -> tuple[str, list[str]]:
@@ -113,6 +114,21 @@ def backed_expression(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> 
     return expression if is_backed else None
 
 
+def is_unbacked_name(name: str) -> bool:
+    """Whether a symbol of this name has no value while tracing."""
+    return symbol_is_type(sympy.Symbol(name), (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT))
+
+
+def unbacked_symbol(mode: FakeTensorMode, name: str) -> sympy.Symbol:
+    """A new symbol without a value, for a whole number or a float as the name tells that it had in another trace."""
+    env = mode.shape_env
+    assert env is not None, "the mode makes symbols"
+    is_float = symbol_is_type(sympy.Symbol(name), SymT.UNBACKED_FLOAT)
+    with env.ignore_fresh_unbacked_symbols():  # no op of a trace returns it
+        made = env.create_unbacked_symfloat() if is_float else env.create_unbacked_symint()
+    return made.node.expr
+
+
 def symbolic_number(mode: FakeTensorMode, kind: str, expression: sympy.Basic) -> Any:
     """The symbolic `"int"`, `"float"` or `"bool"` of an expression in the symbols of a trace."""
     env = mode.shape_env
@@ -120,6 +136,8 @@ def symbolic_number(mode: FakeTensorMode, kind: str, expression: sympy.Basic) ->
     if kind == "bool":
         return env.create_symboolnode(expression)
     value = expression.xreplace(dict(backed_symbols(env)))
+    if value.free_symbols:
+        return env.create_symintnode(expression, hint=None) if kind == "int" else env.create_symfloatnode(expression, hint=None)
     if kind == "int" and isinstance(value, SingletonInt):
         return env.create_symintnode(expression, hint=torch._C._get_nested_int(value._val, value._coeff))
     if kind == "int":

@@ -91,6 +91,7 @@ class GlobalState:
         self.settings_number = settings_number
         self.number = None if settings_number is None else settings_number()
         self.text = self.describe()
+        self.described = named_settings()
 
     def check(self) -> bool:
         return self.native.check() and self.read_settings() == (self.settings, self.devices)
@@ -208,6 +209,25 @@ def global_settings() -> tuple:
         (torch.backends.mkldnn.is_available(), torch.get_num_threads(), torch.is_autocast_cache_enabled()),
         (products.allow_fp16_reduced_precision_reduction, products.allow_bf16_reduced_precision_reduction),
     )
+
+
+SETTING_GROUPS = (
+    "grad mode, default dtype and device",
+    "autocast",
+    "deterministic algorithms",
+    "settings of torch.backends",
+    "precision of float32",
+    "mkldnn",
+    "reductions in half precision",
+)
+"""What the entries of `global_settings` are."""
+
+
+def named_settings() -> dict[str, str]:
+    """`global_settings` as text by name, without the number of threads."""
+    *groups, (has_mkldnn, _, caches), reductions = global_settings()
+    values = map(str, (*groups, (has_mkldnn, caches), reductions))
+    return dict(zip(SETTING_GROUPS, values, strict=True))
 
 
 def torch_build() -> tuple[str, ...]:

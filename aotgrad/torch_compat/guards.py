@@ -53,6 +53,7 @@ class TensorGuard:
 
         self.count, self.fakes = len(tensors), fakes
         self.flags = [_flags(tensor) for tensor in tensors]
+        self.inference = [tensor.is_inference() for tensor in tensors]
         self.sparse = tuple((k, _sparse_key(t)) for k, t in enumerate(tensors) if t.layout is not torch.strided)
         self.strided = tuple(k for k, t in enumerate(tensors) if t.layout is torch.strided)
         sizes = [[_static(size) for size in fakes[k].size()] for k in self.strided]

@@ -64,7 +64,12 @@ def train_step(
     """
     if fn is None:
         return functools.partial(train_step, state=state, keep_gradients=keep_gradients, backend=backend, options=options)
-    step = TrainStep(plan_cache_of(fn, backend, options or {}, keep_gradients), fn, State.of(state), keep_gradients)
+    return step_with(plan_cache_of(fn, backend, options or {}, keep_gradients), fn, State.of(state), keep_gradients)
+
+
+def step_with(cache: PlanCache, fn: Callable, state: State, keep_gradients: bool) -> Callable:
+    """The step whose calls find their plans in `cache`; see `train_step`."""
+    step = TrainStep(cache, fn, state, keep_gradients)
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:

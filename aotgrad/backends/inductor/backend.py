@@ -343,6 +343,23 @@ def deserialize(content: bytes, is_backward: bool) -> Callable:
     return torch_compat.inductor_load(content, is_backward)
 
 
+def libraries_of(content: bytes) -> dict[str, str]:
+    """The libraries of C++ kernels that the wrapper code in the result of `serialize` loads: their digests and paths."""
+    text, _, _ = content.partition(b"\n")
+    kernels = Wrapper.of_text(text.decode()).kernels if text else {}
+    return {digest: path for _, path, _, digest in kernels.values()}
+
+
+def with_libraries_at(content: bytes, paths: Mapping[str, str]) -> bytes:
+    """The result of `serialize`, with the libraries at other paths, by digest."""
+    text, end, rest = content.partition(b"\n")
+    if not text:
+        return content
+    wrapper = Wrapper.of_text(text.decode())
+    kernels = {key: (module, paths[found], name, found) for key, (module, _, name, found) in wrapper.kernels.items()}
+    return replace(wrapper, kernels=kernels).to_text().encode() + end + rest
+
+
 def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None]) -> None:
     """Give the backward's saved inputs the strides that the forward's outputs have after Inductor's layout choices.
 

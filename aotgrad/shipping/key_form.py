@@ -1,0 +1,106 @@
+"""The key of a call as plain data: equal in two processes for calls that share plans.
+
+In: `Call.current_key()`, hashable and of one process. Out: nested lists of text. Functions and classes count by their name,
+other objects that a key compares by identity by their kind. Code is not compared.
+
+    key_form((("module", ""), (float, "0x1.0p+0")))      [["'module'", "''"], ["float", "'0x1.0p+0'"]]
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+
+from aotgrad.guards.python_values import PLAIN
+from aotgrad.plan_cache.module_state import HashedOnce, OfClasses
+
+Form = "str | list[Any]"
+
+
+class NoForm(Exception):
+    """A key that changes with each call."""
+
+
+def call_form(key: tuple) -> dict[str, Any]:
+    """The form of a call's key, in parts."""
+    spec, constants, (state, _) = key
+    return {"structure of the arguments": key_form(spec), "Python values": key_form(constants), "state": key_form(state)}
+
+
+def key_form(key: Hashable) -> Any:
+    """The form of a key.
+
+    Raises:
+        NoForm: a part of it has no content that can be read.
+    """
+    return FORMS[kind](key) if (kind := type(key)) in FORMS else form_of_object(key)
+
+
+def items(values: Any) -> list[Any]:
+    return [key_form(value) for value in values]
+
+
+def form_of_object(value: Any) -> Any:
+    """The form of what a key compares by identity."""
+    if type(value) is object:
+        raise NoForm("the state of the function cannot be read, and may be another at each call")
+    if type(value) in PLAIN:
+        return repr(value)
+    if isinstance(value, type):
+        return value.__qualname__
+    if isinstance(value, fx.Graph):
+        return str(value)
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+FORMS: Mapping[type, Callable[[Any], Any]] = {
+    tuple: items,
+    frozenset: lambda key: sorted(items(key), key=repr),
+    HashedOnce: lambda key: key_form(key.value),
+    OfClasses: lambda key: "classes",
+    pytree.TreeSpec: str,
+    pytree.LeafSpec: str,
+    types.ModuleType: lambda key: key.__name__,
+    torch._ops.OpOverload: str,
+}
+
+
+def differences(now: Any, wanted: Any, path: Sequence[str] = ()) -> Iterator[str]:
+    """Where two forms differ, in words.
+
+    >>> list(differences([["'p'", ["float", "'0x1.0p-1'"]]], [["'p'", ["float", "'0x1.0p-2'"]]]))
+    ['p: 0.5, not 0.25']
+    """
+    if now == wanted:
+        return
+    if is_number_form(now) or is_number_form(wanted):
+        yield ": ".join([*path[-2:], f"{short(now)}, not {short(wanted)}"])
+        return
+    if not (isinstance(now, list) and isinstance(wanted, list) and len(now) == len(wanted)):
+        yield ": ".join([*path[-2:], f"{short(now)}, not {short(wanted)}"])
+        return
+    named = now[:1] == wanted[:1] and bool(now) and isinstance(now[0], str) and now[0].startswith("'")
+    inside = [*path, now[0].strip("'")] if named else path
+    for one, other in zip(now, wanted, strict=True):
+        yield from differences(one, other, inside)
+
+
+NUMBERS = ("bool", "float", "int", "str", "NoneType")
+
+
+def is_number_form(form: Any) -> bool:
+    """Whether a form is that of a number or text: its type and its value."""
+    return isinstance(form, list) and len(form) == 2 and form[0] in NUMBERS
+
+
+def short(form: Any) -> str:
+    """The form, as far as fits a message; a float as such."""
+    if is_number_form(form):
+        return repr(float.fromhex(form[1].strip("'"))) if form[0] == "float" else form[1]
+    text = str(form)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,181 @@
+"""A plan of this process -> an entry for a file, as plain data.
+
+In: a `CachedPlan`. Out: a `ShippedPlan` in plain data; its code is made when it is revived once in this process.
+
+Raises ShippingError for what has no plain form; the message says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+
+from aotgrad import torch_compat
+from aotgrad.cache.entry import GraphText, GuardedTensor, ShippedPlan, StoredGuard
+from aotgrad.cache.graphs import encode_half
+from aotgrad.cache.lookup import stored_plan
+from aotgrad.cache.restore import joint_digest
+from aotgrad.cache.serialize import Encoder, NotSerializable
+from aotgrad.convention import MemorySharing
+from aotgrad.errors import ShippingError
+from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.guards.data_dependent import ValueGuard
+from aotgrad.ir import GraphHalf, SymInput
+from aotgrad.passes import has_collectives
+from aotgrad.pipeline import CompiledGuard, Executable, SmallGraph
+from aotgrad.plan_cache.entry import CachedPlan
+from aotgrad.slots import SlotSignature
+
+FOLDED = "_folded"
+"""The start of the names of tensors that a trace has computed from numbers."""
+
+MADE_OF_NUMBERS = ("aten.lift_fresh_copy.default", "aten.lift_fresh.default")
+"""The ops that take a tensor which the function has made of numbers."""
+
+
+def recorded(plan: CachedPlan) -> dict[str, Any]:
+    """A plan as plain data.
+
+    Raises:
+        ShippingError: a part of it cannot be saved.
+    """
+    made = plan.executable
+    if isinstance(made, SmallGraph):
+        raise ShippingError(
+            f"it is too small to be compiled ({made.ops} ops), so the function itself runs: set the option min_graph_ops to 0"
+        )
+    if not isinstance(made, Executable):
+        raise ShippingError("it was loaded from a file: copy that file")
+    reject_unshippable(plan, made)
+    try:
+        entry = shipped(plan, made)
+        encoder = Encoder(custom_ops=True, unbacked=True)
+        data = {"entry": encoder.encode(entry), "storages": encoder.storages, "symbols": symbols_of(made)}
+    except NotSerializable as error:
+        raise ShippingError(f"it contains {error}") from None
+    return {**data, "backend": made.compiled.backend, "settings": plan.guards.global_state.described}
+
+
+def reject_unshippable(plan: CachedPlan, made: Executable) -> None:
+    """Raises ShippingError."""
+    if plan.output.has_wrappers or plan.output.wrappers.needed:
+        raise ShippingError("it takes or returns tensor subclasses")
+    if has_collectives(made.joint.module.graph):
+        raise ShippingError("it communicates with other processes")
+    if any(spec.fake.layout is not torch.strided for spec, _ in made.arguments if not isinstance(spec, SymInput)):
+        raise ShippingError("it takes a sparse tensor")
+    if (name := closed_over(made)) is not None:
+        raise ShippingError(f"it reads a tensor that the function has closed over ({name}): pass it as an argument")
+
+
+def closed_over(made: Executable) -> str | None:
+    """A tensor of this process that the function reads, in words; tensors made of numbers belong to the graph."""
+    root = made.joint.module
+    for node in made.capture.trace.graph.find_nodes(op="get_attr"):
+        value = getattr(root, str(node.target), None)
+        is_made = str(node.target).startswith(FOLDED) or all(str(user.target) in MADE_OF_NUMBERS for user in node.users)
+        if isinstance(value, torch.Tensor) and not is_made:
+            return f"{value.dtype} of shape {tuple(value.shape)}"
+    return None
+
+
+def shipped(plan: CachedPlan, made: Executable) -> ShippedPlan:
+    """Raises NotSerializable."""
+    guards = plan.guards
+    forward, *halves = (text_of_half(half) for half in (made.partition.forward, *made.schedule.segments))
+    conditions = torch_compat.conditions_since(torch_compat.fake_mode_of(made.joint.module.graph), 0)
+    sharing = MemorySharing() if guards.memory is None else guards.memory.sharing
+    stored = stored_plan(made, sharing, forward, tuple(halves), joint_digest(made.joint), conditions)
+    tensors = zip(guards.tensors.fakes, guards.tensors.flags, guards.tensors.inference, strict=True)
+    kept = [list(backward.variants.variants) for backward in made.backwards]
+    return ShippedPlan(
+        plan=stored,
+        dedupe=guards.dedupe,
+        tensors=tuple(guarded_tensor(fake, flags, is_inference) for fake, flags, is_inference in tensors),
+        facts=guards.facts,
+        changes=guards.memory is not None,
+        values=None if guards.values is None else stored_guard(guards.values),
+        output=spec_form(plan.output.spec),
+        variants=tuple(tuple((key.tangents, key.gradients) for key in keys) for keys in kept),
+        written_over=tuple(k for k, backward in enumerate(made.backwards) if backward.variants.run_over is not None),
+    )
+
+
+def guarded_tensor(fake: Any, flags: list[str], is_inference: bool) -> GuardedTensor:
+    """Raises NotSerializable."""
+    if unknown := set(flags) - {"Parameter", "requires_grad", "conjugate", "negative"}:
+        raise NotSerializable(f"an argument of the class {sorted(unknown)[0]}")
+    names = ("Parameter", "requires_grad", "conjugate", "negative")
+    return GuardedTensor(fake, *(name in flags for name in names), is_inference)
+
+
+def text_of_half(half: GraphHalf) -> GraphText:
+    return encode_half(half, custom_ops=True, unbacked=True)
+
+
+def stored_guard(guard: ValueGuard) -> StoredGuard:
+    """Raises NotSerializable."""
+    compute, values, static = guard.compute, None, frozenset[int]()
+    if isinstance(compute, CompiledGuard):
+        values, static, compute = text_of_half(compute.values), compute.static_inputs, compute.answers
+    assert isinstance(compute, fx.GraphModule)
+    answers = text_of_half(GraphHalf(without_values(compute), SlotSignature((), ())))
+    return StoredGuard(guard.level, guard.names, guard.inputs, guard.conditions, guard.draws, values, static, answers)
+
+
+def without_values(module: fx.GraphModule) -> fx.GraphModule:
+    """The module with a graph that has no notes: it only runs."""
+    graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+    for node in module.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].meta = {}
+    return LazyGraphModule(module, graph)
+
+
+def symbols_of(made: Executable) -> list[dict[str, Any]]:
+    """The arguments with symbolic sizes: their number, and the layout that they were traced with."""
+    found = []
+    for index, (spec, _) in enumerate(made.arguments):
+        if isinstance(spec, SymInput):
+            raise NotSerializable("a symbolic number as an argument")
+        if torch_compat.has_symbolic_shape(spec.fake):
+            size, stride = map(torch_compat.hints, (spec.fake.size(), spec.fake.stride()))
+            dims = sorted(torch_compat.symbolic_dims(spec.fake))
+            found.append({"index": index, "size": size, "stride": stride, "dims": dims})
+    return found
+
+
+# --- Structures of results -------------------------------------------------------------------------------------------
+
+
+def spec_form(spec: pytree.TreeSpec | None) -> Any:
+    """The structure of a nested value: `None` for a leaf, else its registered type, its context and its parts.
+
+    Raises:
+        NotSerializable: a container has no registered name.
+    """
+    assert spec is not None, "the function was traced"
+    if spec.is_leaf():
+        return None
+    known = pytree.SUPPORTED_SERIALIZED_TYPES.get(spec.type)
+    if known is None or not isinstance(known.serialized_type_name, str):
+        raise NotSerializable(f"a result in a {spec.type.__qualname__}, which has no name as a pytree")
+    to_plain = known.to_dumpable_context
+    context = spec.context if to_plain is None else to_plain(spec.context)
+    return (known.serialized_type_name, context, tuple(map(spec_form, spec.children())))
+
+
+def spec_of_form(form: Any) -> pytree.TreeSpec:
+    """The structure of a form. Raises ShippingError if this process does not know one of its types."""
+    if form is None:
+        return pytree.tree_structure(0)
+    name, context, parts = form
+    kinds: Mapping[str, type] = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    if name not in kinds:
+        raise ShippingError(f"a result contains a {name}, which this process does not know: import its library before")
+    from_plain = pytree.SUPPORTED_SERIALIZED_TYPES[kinds[name]].from_dumpable_context
+    return pytree.TreeSpec(kinds[name], context if from_plain is None else from_plain(context), list(map(spec_of_form, parts)))

@@ -1,0 +1,157 @@
+"""An entry of a file -> a plan of this process, with its guards. Nothing is traced, and no source runs unchecked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+
+from aotgrad import native, torch_compat
+from aotgrad.backends.eager import EAGER
+from aotgrad.cache.entry import GraphText, GuardedTensor, ShippedPlan, StoredGuard
+from aotgrad.cache.graphs import decode_graph
+from aotgrad.cache.io import assume
+from aotgrad.cache.restore import RestoredFunction, restore
+from aotgrad.cache.serialize import DamagedEntry, Decoder
+from aotgrad.capture.trace import FlatFunction
+from aotgrad.convention import Dedupe
+from aotgrad.errors import AOTGradError, ShippingError
+from aotgrad.guards.data_dependent import ValueGuard
+from aotgrad.guards.memory import MemoryGuard
+from aotgrad.guards.plan import PlanGuards
+from aotgrad.ir import GraphHalf
+from aotgrad.pipeline import CompiledGuard, Compiler
+from aotgrad.plan_cache.arguments import FlatOutput, unflattener
+from aotgrad.plan_cache.entry import CachedPlan
+from aotgrad.runtime.variants import VariantKey
+from aotgrad.shipping.record import spec_of_form
+from aotgrad.shipping.source_checks import check_condition, check_plan
+from aotgrad.torch_compat import FakeTensorMode
+
+
+@dataclass(frozen=True)
+class Revived:
+    """A restored function and what guards its calls; `plan` makes the plan for the calls that share memory alike."""
+
+    entry: ShippedPlan
+    function: RestoredFunction
+    values: ValueGuard | None
+    output: FlatOutput
+
+    def plan(self, tensors: Sequence[torch.Tensor]) -> CachedPlan | None:
+        """The plan, with guards for calls that share memory as `tensors` do; `None` if the plan is not for these."""
+        dedupe, sharing = self.entry.dedupe, self.entry.plan.sharing
+        if len(tensors) != len(dedupe.positions):
+            return None
+        distinct = dedupe.enter(tensors)
+        if self.entry.changes and not sharing.matches(distinct):
+            return None
+        memory = MemoryGuard(distinct, sharing, [each.fake for each in self.entry.tensors]) if self.entry.changes else None
+        return CachedPlan(cast(Any, self.function), self.guards(memory), self.output, 0)
+
+    def guards(self, memory: MemoryGuard | None) -> PlanGuards:
+        """The guards. The global state is the current one, which the entry is for."""
+        tensors = self.entry.tensors
+        fakes: list[Any] = [each.fake for each in tensors]
+        return PlanGuards(
+            dedupe=self.entry.dedupe,
+            global_state=torch_compat.GlobalState(native.lookup("settings_number", None)),
+            tensors=torch_compat.TensorGuard(list(map(example, tensors)), fakes, native.lookup("tensor_check", None)),
+            memory=memory,
+            facts=self.entry.facts,
+            shapes=torch_compat.shape_guards(fakes) if any(map(torch_compat.has_symbolic_shape, fakes)) else None,
+            values=self.values,
+        )
+
+    def why_not(self, tensors: Sequence[torch.Tensor]) -> str:
+        """Which guard a call does not fulfil."""
+        if len(tensors) != len(self.entry.dedupe.positions):
+            return f"{len(tensors)} tensors in place of {len(self.entry.dedupe.positions)}"
+        return self.guards(None).why_not(tensors) or "arguments share memory in another way"
+
+    def compile_variants(self) -> None:
+        """Compile the variants of the backward that the first process has used."""
+        for backward, keys in zip(self.function.backwards, self.entry.variants, strict=True):
+            for tangents, gradients in keys:
+                backward.variants.get(VariantKey(tangents, gradients))
+        for number in self.entry.written_over:
+            self.function.backwards[number].variants.compile_over()
+
+
+def revive(data: Mapping[str, Any], compiler: Compiler, function: Callable[[Dedupe], FlatFunction] | None) -> Revived:
+    """The function of a recorded plan.
+
+    Args:
+        data: see `record.recorded`.
+        compiler: compiles its graphs, or has their code.
+        function: makes the original function of the distinct tensors, if there is one.
+
+    Raises:
+        ShippingError: the data is not what `recorded` has made, or this process lacks something that it needs.
+    """
+    mode = torch_compat.new_fake_mode()
+    if data["backend"] != compiler.backend.name:  # a step that is taken once
+        compiler = replace(compiler, backend=EAGER)
+    try:
+        with torch_compat.normal_mode():
+            make_symbols(mode, data["symbols"])
+            entry = Decoder(mode, data["storages"]).decode(data["entry"])
+        if not isinstance(entry, ShippedPlan):
+            raise DamagedEntry("an entry that is no plan")
+        check_plan(entry.plan.source)
+        assume(entry.plan.conditions)
+        flat = None if function is None else function(entry.dedupe)
+        restored = restore(entry.plan, flat, compiler, mode, ())
+        values = None if entry.values is None else value_guard(entry.values, compiler, mode)
+        return Revived(entry, restored, values, output_of(entry.output))
+    except (AOTGradError, NotImplementedError):
+        raise
+    except Exception as error:
+        raise ShippingError(f"a plan of the file cannot be used here, {type(error).__name__}: {error}") from error
+
+
+def make_symbols(mode: FakeTensorMode, symbols: Sequence[Mapping[str, Any]]) -> None:
+    """Create the symbols of a trace: those of the sizes of some arguments, under the same names."""
+    for each in symbols:
+        example = torch.empty_strided(each["size"], each["stride"], dtype=torch.bool)
+        torch_compat.dynamic_fake(mode, example, each["dims"], each["index"])
+
+
+def example(each: GuardedTensor) -> torch.Tensor:
+    """A tensor of the kind that a plan expects, without elements: only its type, keys and flags are read."""
+    fake = each.fake
+    with torch.inference_mode(each.is_inference):
+        made = torch.empty([0] * fake.dim(), dtype=fake.dtype, device=fake.device)
+        made = made.conj() if each.is_conj else made
+        made = torch_compat.NEGATE(made) if each.is_neg else made
+        made = torch.nn.Parameter(made, each.requires_grad) if each.is_parameter else made
+        return made.requires_grad_(each.requires_grad)
+
+
+def value_guard(stored: StoredGuard, compiler: Compiler, mode: FakeTensorMode) -> ValueGuard:
+    """Raises ShippingError."""
+    for condition in stored.conditions:
+        check_condition(condition.text, stored.names)
+    if not all(name.isidentifier() for name in stored.names):
+        raise ShippingError("the file is not one that aotgrad has written: a value has no name")
+    answers = decode_graph(stored.answers.text, mode)
+    compute: Callable[..., tuple] = answers
+    if stored.values is not None:
+        values = half_of(stored.values, mode)
+        compiled = compiler.backend.compile_forward(values.copy(), stored.static_inputs, False)
+        compute = CompiledGuard(values, stored.static_inputs, answers, compiled.forward)
+    return ValueGuard(stored.level, compute, stored.names, stored.inputs, stored.conditions, stored.draws)
+
+
+def half_of(text: GraphText, mode: FakeTensorMode) -> GraphHalf:
+    return GraphHalf(decode_graph(text.text, mode), text.signature)
+
+
+def output_of(form: Any) -> FlatOutput:
+    """How results are nested."""
+    output = FlatOutput()
+    output.spec = spec_of_form(form)
+    output.rebuild = unflattener(output.spec)
+    return output
