@@ -62,7 +62,7 @@ class ExportError(AOTGradError):
 
 
 class ShippingError(AOTGradError):
-    """Plans cannot be saved, or a file of plans cannot be loaded: it is damaged, of another version, or fits something else."""
+    """Plans cannot be saved, or a file of plans cannot be loaded: damaged, of another version, or for something else."""
 
 
 class NoPlanError(AOTGradError):

@@ -94,9 +94,7 @@ class Encoder:
     `storages` lists the storages of the tensors so far, as [bytes, device]; decoded tensors share them in the same way.
     """
 
-    def __init__(
-        self, nodes: Mapping[fx.Node, int] | None = None, custom_ops: bool = False, unbacked: bool = False
-    ) -> None:
+    def __init__(self, nodes: Mapping[fx.Node, int] | None = None, custom_ops: bool = False, unbacked: bool = False) -> None:
         self.nodes = nodes or {}
         self.custom_ops, self.unbacked = custom_ops, unbacked
         self.storages: list[list[Any]] = []

@@ -32,9 +32,9 @@ def library() -> ModuleType | None:
     """The C++ functions, if they were built for this torch and Python, and are not turned off."""
     if not native_wanted():
         return None
-    from aotgrad.native.build import load  # imports the cache, which imports callers of this module
+    from aotgrad.native.build import load_built  # imports the cache, which imports callers of this module
 
-    return load()
+    return load_built()
 
 
 def build_later() -> None:

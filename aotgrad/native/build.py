@@ -1,7 +1,7 @@
 """Builds `library.cpp` with the user's compiler, stores it in the cache folder, and loads it from there.
 
     build_library()   compiles and stores; the key is the torch, the Python and the source
-    load()            the module, or `None`: not built, for another torch, damaged, or in a folder that others can write
+    load_built()      the module, or `None`: not built, for another torch, damaged, or in a folder that others can write
 
 The file is checked like all files of the cache (`aotgrad.cache.store`); the bytes that were checked are those that are
 loaded. The compiler is no part of the key: a library runs without the compiler that built it.
@@ -45,7 +45,7 @@ def key() -> str:
     return hashlib.sha256(repr((torch_is, python_is, COMPILER_FLAGS, SOURCE.read_text())).encode()).hexdigest()
 
 
-def load() -> ModuleType | None:
+def load_built() -> ModuleType | None:
     """The library as a module; `None` if it is missing or damaged."""
     store = native_store()
     content = store.read(key()) if IS_SUPPORTED else None

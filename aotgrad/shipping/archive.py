@@ -20,8 +20,8 @@ from typing import Any
 
 from aotgrad.errors import ShippingError
 
-HEADER = "header.json"
-FORMAT = "aotgrad plans 1"
+HEADER_NAME = "header.json"
+FILE_FORMAT = "aotgrad plans 1"
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ def write_archive(path: str | os.PathLike[str], header: Mapping[str, Any], membe
     target = Path(path)
     unfinished = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
     checksums = {name: hashlib.sha256(content).hexdigest() for name, content in members.items()}
-    whole = {"format": FORMAT, **header, "members": checksums}
+    whole = {"format": FILE_FORMAT, **header, "members": checksums}
     try:
         with zipfile.ZipFile(unfinished, "x", zipfile.ZIP_DEFLATED) as file:
-            file.writestr(HEADER, json.dumps(whole, indent=1))
+            file.writestr(HEADER_NAME, json.dumps(whole, indent=1))
             for name, content in members.items():
                 file.writestr(name, content)
         os.replace(unfinished, target)
@@ -69,12 +69,12 @@ def read_archive(path: str | os.PathLike[str]) -> Archive:
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError, zlib.error) as error:
         raise ShippingError(f"{path} is no file of plans, or it is truncated or damaged: {error}") from None
     try:
-        header = json.loads(contents.pop(HEADER))
+        header = json.loads(contents.pop(HEADER_NAME))
         found = header["format"]
     except (KeyError, TypeError, ValueError):
         raise ShippingError(f"{path} is no file of plans: it has no header") from None
-    if found != FORMAT:
-        raise ShippingError(f"{path} has the format {found!r}; this version of aotgrad reads {FORMAT!r}: save it again")
+    if found != FILE_FORMAT:
+        raise ShippingError(f"{path} has the format {found!r}; this version of aotgrad reads {FILE_FORMAT!r}: save it again")
     checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     expected = header.get("members")
     if checksums != expected:

@@ -59,11 +59,11 @@ def copied(libraries: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     try:
         with store.open_folder(create=True) as folder:
             for digest, content in libraries.items():
-                path = store.folder / digest
+                path = store.folder / f"{digest}.so"
                 if hashlib.sha256(content).hexdigest() != digest:
                     raise ShippingError(f"the file is damaged: library {digest}")
                 if not path.exists() or path.read_bytes() != content:
-                    write_file(folder, digest, content)
+                    write_file(folder, path.name, content)
                 yield digest, str(path)
     except OSError as error:
         raise ShippingError(f"the libraries of the file cannot be copied to {store.folder}: {error}") from error

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-import aotgrad
 from aotgrad import passes, torch_compat
 from aotgrad.api import function_with, module_with
 from aotgrad.backends import registry
@@ -99,8 +98,8 @@ def load(
         original: of a module, the module that the plans are bound to: its parameters and buffers have the names and shapes
             of the saved one. Of a function or step, the function itself; needed for `recompile` only.
         state: of a training step, what `train_step` took: modules, optimizers, ... of the same structure.
-        trust: run the compiled code in the file, if there is some (Inductor's kernels); only for files from a source that you
-            trust. `False`: the backend compiles the graphs in the file, at their first use.
+        trust: run the compiled code in the file, if there is some (Inductor's kernels); only for files from a source that
+            you trust. `False`: the backend compiles the graphs in the file, at their first use.
         recompile: a call that no plan fits, and gradients of gradients, trace and compile `original`.
         backend: compiles the graphs, if the plans were compiled by compilers of your own, which no file contains.
 
@@ -180,12 +179,14 @@ def form_of_key(key: tuple) -> Mapping[str, Any]:
 def header_of(calls: Any, options: Mapping[str, Any], plans: Sequence[Any], has_code: bool) -> dict[str, Any]:
     """What a reader checks first."""
     kinds = {PlainFunction: "function", BoundModule: "module", TrainStep: "step"}
-    devices = {spec.fake.device.type for _, plan in plans for spec, _ in plan.executable.arguments if not is_number(spec)}
+    devices = {
+        spec.fake.device.type for _, plan in plans for spec, _ in plan.executable.arguments if not is_symbolic_number(spec)
+    }
     owned = [calls.module] if isinstance(calls, BoundModule) else []
     owned += [each.module for each in calls.state.modules] if isinstance(calls, TrainStep) else []
     backend = calls.cache.compiler.backend.name
     return {
-        "aotgrad": [aotgrad.__version__, code_version()],
+        "aotgrad": code_version(),
         "torch": list(torch_compat.torch_build()[:2]),
         "python": platform.python_version(),
         "machine": list(torch_compat.torch_build()[2:]),
@@ -202,7 +203,7 @@ def header_of(calls: Any, options: Mapping[str, Any], plans: Sequence[Any], has_
     }
 
 
-def is_number(spec: Any) -> bool:
+def is_symbolic_number(spec: Any) -> bool:
     return isinstance(spec, SymInput)
 
 
@@ -221,17 +222,18 @@ def check_structure(wanted: Sequence[Any], found: Sequence[Any]) -> None:
     for name in (*before, *now):
         if before.get(name) != now.get(name):
             had, has = (f"has shape {each[name]}" if name in each else "is missing" for each in (before, now))
-            raise ShippingError(f"the module has other parameters or buffers than the saved one: {name!r} {has}; saved: {had}")
+            raise ShippingError(
+                f"the module has other parameters or buffers than the saved one: {name!r} {has}; saved: {had}"
+            )
     raise ShippingError("the module has its parameters and buffers in another order than the saved one")
 
 
 def check_versions(header: Mapping[str, Any]) -> None:
     """Raises ShippingError."""
-    version, digest = header["aotgrad"]
-    if digest != code_version():
+    if (digest := header["aotgrad"]) != code_version():
         raise ShippingError(
-            f"the file was saved by aotgrad {version} ({digest[:8]}); this is {aotgrad.__version__} "
-            f"({code_version()[:8]}): save it again"
+            f"the file was saved by another version of aotgrad, whose code has the digest {digest[:8]}; here it is "
+            f"{code_version()[:8]}: save it again"
         )
     build = list(torch_compat.torch_build()[:2])
     if header["torch"] != build:
@@ -270,7 +272,9 @@ def plain_options(cache: PlanCache) -> dict[str, Any]:
     options = cache.compiler.options
     if options.backward_passes or passes.registered("backward"):
         raise ShippingError(f"{cache.name} has passes over backward graphs (option backward_passes), which no file contains")
-    named = {each.name: getattr(options, each.name) for each in dataclasses.fields(options) if not each.name.endswith("passes")}
+    named = {
+        each.name: getattr(options, each.name) for each in dataclasses.fields(options) if not each.name.endswith("passes")
+    }
     changed = {name: value for name, value in named.items() if value != getattr(Options(), name)}
     return {name: plain_option(value) for name, value in changed.items() if name not in ("cache", "verify")}
 

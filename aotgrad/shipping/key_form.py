@@ -19,8 +19,6 @@ import torch.utils._pytree as pytree
 from aotgrad.guards.python_values import PLAIN
 from aotgrad.plan_cache.module_state import HashedOnce, OfClasses
 
-Form = "str | list[Any]"
-
 
 class NoForm(Exception):
     """A key that changes with each call."""
@@ -41,7 +39,11 @@ def key_form(key: Hashable) -> Any:
     return FORMS[kind](key) if (kind := type(key)) in FORMS else form_of_object(key)
 
 
-def items(values: Any) -> list[Any]:
+def forms_of_items(values: Any) -> list[Any]:
+    """The forms of parts. A hash that an object keeps of itself is another number in each process."""
+    match values:
+        case ((_, str(name)), (kind, int())) if kind is int and name.endswith("hash"):
+            return [name, "a hash"]
     return [key_form(value) for value in values]
 
 
@@ -59,8 +61,8 @@ def form_of_object(value: Any) -> Any:
 
 
 FORMS: Mapping[type, Callable[[Any], Any]] = {
-    tuple: items,
-    frozenset: lambda key: sorted(items(key), key=repr),
+    tuple: forms_of_items,
+    frozenset: lambda key: sorted(forms_of_items(key), key=repr),
     HashedOnce: lambda key: key_form(key.value),
     OfClasses: lambda key: "classes",
     pytree.TreeSpec: str,
@@ -90,12 +92,12 @@ def differences(now: Any, wanted: Any, path: Sequence[str] = ()) -> Iterator[str
         yield from differences(one, other, inside)
 
 
-NUMBERS = ("bool", "float", "int", "str", "NoneType")
+SCALARS = ("bool", "float", "int", "str", "NoneType")
 
 
 def is_number_form(form: Any) -> bool:
     """Whether a form is that of a number or text: its type and its value."""
-    return isinstance(form, list) and len(form) == 2 and form[0] in NUMBERS
+    return isinstance(form, list) and len(form) == 2 and form[0] in SCALARS
 
 
 def short(form: Any) -> str:

@@ -78,7 +78,7 @@ class LoadedPlans(PlanCache):
             return super().make(call)
 
     def find_filed(self, call: Call) -> Admitted | None:
-        form = form_of(call)
+        form = form_of_call(call)
         for filed in self.filed:
             if form is None or filed.other_conditions(form):
                 continue
@@ -94,7 +94,7 @@ class LoadedPlans(PlanCache):
 
     def nearest(self, call: Call) -> str:
         """What keeps the nearest plan from serving a call."""
-        form = form_of(call)
+        form = form_of_call(call)
         if form is None:
             return "the state of the function cannot be read"
         others = [(filed, filed.other_conditions(form)) for filed in self.filed]
@@ -105,7 +105,7 @@ class LoadedPlans(PlanCache):
         return "; ".join(dict.fromkeys(reasons))
 
 
-def form_of(call: Call) -> Mapping[str, Any] | None:
+def form_of_call(call: Call) -> Mapping[str, Any] | None:
     try:
         return call_form(call.current_key())
     except NoForm:

@@ -24,14 +24,11 @@ from aotgrad.convention import MemorySharing
 from aotgrad.errors import ShippingError
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import ValueGuard
-from aotgrad.ir import GraphHalf, SymInput
+from aotgrad.ir import FOLDED, GraphHalf, SymInput
 from aotgrad.passes import has_collectives
 from aotgrad.pipeline import CompiledGuard, Executable, SmallGraph
 from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.slots import SlotSignature
-
-FOLDED = "_folded"
-"""The start of the names of tensors that a trace has computed from numbers."""
 
 MADE_OF_NUMBERS = ("aten.lift_fresh_copy.default", "aten.lift_fresh.default")
 """The ops that take a tensor which the function has made of numbers."""
@@ -46,7 +43,7 @@ def recorded(plan: CachedPlan) -> dict[str, Any]:
     made = plan.executable
     if isinstance(made, SmallGraph):
         raise ShippingError(
-            f"it is too small to be compiled ({made.ops} ops), so the function itself runs: set the option min_graph_ops to 0"
+            f"it is too small to be compiled ({made.ops} ops), so the function itself runs; set the option min_graph_ops=0"
         )
     if not isinstance(made, Executable):
         raise ShippingError("it was loaded from a file: copy that file")
@@ -54,7 +51,7 @@ def recorded(plan: CachedPlan) -> dict[str, Any]:
     try:
         entry = shipped(plan, made)
         encoder = Encoder(custom_ops=True, unbacked=True)
-        data = {"entry": encoder.encode(entry), "storages": encoder.storages, "symbols": symbols_of(made)}
+        data = {"entry": encoder.encode(entry), "storages": encoder.storages, "symbols": symbolic_layouts(made)}
     except NotSerializable as error:
         raise ShippingError(f"it contains {error}") from None
     return {**data, "backend": made.compiled.backend, "settings": plan.guards.global_state.described}
@@ -109,8 +106,8 @@ def guarded_tensor(fake: Any, flags: list[str], is_inference: bool) -> GuardedTe
     """Raises NotSerializable."""
     if unknown := set(flags) - {"Parameter", "requires_grad", "conjugate", "negative"}:
         raise NotSerializable(f"an argument of the class {sorted(unknown)[0]}")
-    names = ("Parameter", "requires_grad", "conjugate", "negative")
-    return GuardedTensor(fake, *(name in flags for name in names), is_inference)
+    is_parameter, requires_grad = "Parameter" in flags, "requires_grad" in flags
+    return GuardedTensor(fake, is_parameter, requires_grad, "conjugate" in flags, "negative" in flags, is_inference)
 
 
 def text_of_half(half: GraphHalf) -> GraphText:
@@ -136,7 +133,7 @@ def without_values(module: fx.GraphModule) -> fx.GraphModule:
     return LazyGraphModule(module, graph)
 
 
-def symbols_of(made: Executable) -> list[dict[str, Any]]:
+def symbolic_layouts(made: Executable) -> list[dict[str, Any]]:
     """The arguments with symbolic sizes: their number, and the layout that they were traced with."""
     found = []
     for index, (spec, _) in enumerate(made.arguments):
@@ -178,4 +175,6 @@ def spec_of_form(form: Any) -> pytree.TreeSpec:
     if name not in kinds:
         raise ShippingError(f"a result contains a {name}, which this process does not know: import its library before")
     from_plain = pytree.SUPPORTED_SERIALIZED_TYPES[kinds[name]].from_dumpable_context
-    return pytree.TreeSpec(kinds[name], context if from_plain is None else from_plain(context), list(map(spec_of_form, parts)))
+    return pytree.TreeSpec(
+        kinds[name], context if from_plain is None else from_plain(context), list(map(spec_of_form, parts))
+    )

@@ -1,7 +1,7 @@
 """Source in a file of plans is read before it runs: it may do what the source of plans does, and nothing else.
 
-    check_plan("def call(args): ...")           raises ShippingError if it is not the source of a plan
-    check_condition("u0 > 3", ["u0"])           the same for an expression in numbers
+check_plan("def call(args): ...")           raises ShippingError if it is not the source of a plan
+check_condition("u0 > 3", ["u0"])           the same for an expression in numbers
 """
 
 from __future__ import annotations

@@ -261,8 +261,8 @@ from aotgrad.torch_compat.generators import (
 )
 from aotgrad.torch_compat.global_state import (
     MODULE_SETTINGS,
-    SETTINGS,
     SETTING_GROUPS,
+    SETTINGS,
     GlobalState,
     OpSettings,
     global_settings,

@@ -137,7 +137,9 @@ def symbolic_number(mode: FakeTensorMode, kind: str, expression: sympy.Basic) ->
         return env.create_symboolnode(expression)
     value = expression.xreplace(dict(backed_symbols(env)))
     if value.free_symbols:
-        return env.create_symintnode(expression, hint=None) if kind == "int" else env.create_symfloatnode(expression, hint=None)
+        return (
+            env.create_symintnode(expression, hint=None) if kind == "int" else env.create_symfloatnode(expression, hint=None)
+        )
     if kind == "int" and isinstance(value, SingletonInt):
         return env.create_symintnode(expression, hint=torch._C._get_nested_int(value._val, value._coeff))
     if kind == "int":

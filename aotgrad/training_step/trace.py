@@ -135,7 +135,7 @@ class TracedStep:
 
     def key_of(self, found: Snapshot) -> Hashable:
         """What a plan depends on besides its arguments and guards."""
-        return (self.grad_mode, found.has_gradient, found.key)
+        return (("grad mode", self.grad_mode), ("gradients that are there", found.has_gradient), found.key)
 
 
 def give_gradients(found: Snapshot) -> None:

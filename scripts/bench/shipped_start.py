@@ -3,9 +3,9 @@
     python scripts/bench/shipped_start.py
     python scripts/bench/shipped_start.py --layers 2 --backend eager --rounds 3
 
-A training step of a GPT-2 of `transformers` (random weights) with AdamW. A process trains two steps with empty caches and saves
-its plans (cold); other processes load them and train two steps. Seconds are wall-clock time from before `train_step` or
-`load` to the end of the second step, without imports and without making the model; the median of several processes. The
+A training step of a GPT-2 of `transformers` (random weights) with AdamW. A process trains two steps with empty caches and
+saves its plans (cold); other processes load them and train two steps. Seconds are wall-clock time from before `train_step`
+or `load` to the end of the second step, without imports and without making the model; the median of several processes. The
 second step counts because the first one makes the optimizer's state, and has a plan of its own.
 """
 

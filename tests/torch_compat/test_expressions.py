@@ -121,3 +121,12 @@ def test_a_read_of_a_float_is_a_symbol_of_its_own(fake_mode):
     assert isinstance(first["val"], torch.SymFloat)
     assert list(first["unbacked_bindings"]) == [compat.expression_of(first["val"])] != list(second["unbacked_bindings"])
     assert not fake_mode.shape_env.pending_fresh_unbacked_symbols
+
+
+def test_a_symbol_without_a_value():
+    mode, _ = symbolic_fake()
+    for name, kind, made in (("u3", "int", torch.SymInt), ("zuf0", "float", torch.SymFloat)):
+        symbol = compat.unbacked_symbol(mode, name)
+        assert compat.is_unbacked_name(name) and compat.is_unbacked_name(symbol.name)
+        assert isinstance(compat.symbolic_number(mode, kind, symbol * 2), made)
+    assert not compat.is_unbacked_name("s0") and compat.guards_of_mode(mode) == 0

@@ -259,3 +259,16 @@ def test_a_precision_that_was_set_by_the_new_names_is_a_part_of_the_settings(pla
         compat.GlobalState().check()
     finally:
         precision(*place, before)
+
+
+def test_named_settings_leave_out_the_threads():
+    before, threads = compat.named_settings(), torch.get_num_threads()
+    assert tuple(before) == compat.SETTING_GROUPS and compat.GlobalState().described == before
+    with torch.no_grad():
+        changed = compat.named_settings()
+        assert [name for name in before if before[name] != changed[name]] == [compat.SETTING_GROUPS[0]]
+    torch.set_num_threads(threads + 1)
+    try:
+        assert compat.named_settings() == before
+    finally:
+        torch.set_num_threads(threads)

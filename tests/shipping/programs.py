@@ -1,0 +1,195 @@
+"""Programs whose plans one process saves and another one loads, and what they compute.
+
+python -m tests.shipping.programs NAME BACKEND FILE FOLDER       loads the plans of a program in a process that cannot trace
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import aotgrad
+from aotgrad import pipeline
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function, and the arguments of each of its calls. `options`: for `aot_function`."""
+
+    function: Callable
+    calls: Sequence[Sequence[Any]]
+    options: dict[str, Any]
+
+    def compiled(self, backend: str) -> Callable:
+        return aotgrad.aot_function(self.function, backend, options={"min_graph_ops": 0}, **self.options)
+
+    def outcome(self, call: Callable) -> list[Any]:
+        """Results, arguments and gradients of all calls, and what can be seen of the results."""
+        torch.manual_seed(0)
+        return [value for arguments in self.calls for value in outcome_of(call, arguments)]
+
+
+def outcome_of(call: Callable, arguments: Sequence[Any]) -> list[Any]:
+    given = [fresh(value) for value in arguments]
+    results = call(*given)
+    results = results if isinstance(results, tuple) else (results,)
+    losses = [result.sum() for result in results if result.requires_grad]
+    if losses:
+        torch.stack(losses).sum().backward()
+    tensors = [value for value in given if isinstance(value, torch.Tensor)]
+    seen = [(r.dtype, r.stride(), r.requires_grad, r._is_view(), r._version, shares(r, tensors)) for r in results]
+    return [*(r.detach().clone() for r in results), *tensors, *(t.grad for t in tensors), *seen]
+
+
+def fresh(value: Any) -> Any:
+    """A copy of an argument; of a leaf that requires grad, a leaf."""
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+def shares(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[bool]:
+    """Which arguments a result shares its memory with."""
+    return [result.untyped_storage().data_ptr() == each.untyped_storage().data_ptr() for each in tensors]
+
+
+def leaf(*size: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, int(torch.Size(size).numel())).reshape(size).requires_grad_()
+
+
+def kinds() -> Program:
+    """Several shapes, constants and kinds of arguments."""
+    calls = [(leaf(3, 4), 2.0), (leaf(2, 4), 2.0), (leaf(3, 4), 3.0), (leaf(3, 4).detach(), 2.0)]
+    return Program(lambda x, scale: (x * scale).sin().cos(), calls, {})
+
+
+def dynamic() -> Program:
+    return Program(
+        lambda x: (x * 2).sin().sum(0) + x.size(0), [(leaf(3, 4),), (leaf(5, 4),), (leaf(9, 4),)], {"dynamic": None}
+    )
+
+
+def writes() -> Program:
+    """Changes an argument; returns views of an argument and of an intermediate."""
+
+    def function(x, w):
+        x.mul_(2)
+        hidden = (x @ w).sin()
+        return x[1:], hidden.t(), hidden.exp().sum()
+
+    return Program(function, [(leaf(4, 4).detach(), leaf(4, 4))], {})
+
+
+def dropout() -> Program:
+    return Program(lambda x: F.dropout(x.sin(), 0.5) * 2, [(leaf(8, 8),), (leaf(8, 8),)], {})
+
+
+def branches() -> Program:
+    return Program(lambda x: x.sin() + 1 if x.sum() > 0 else x.cos() * 3, [(leaf(4) + 1,), (leaf(4) - 1,)], {})
+
+
+def constants() -> Program:
+    return Program(lambda x: {"y": x * torch.tensor([1.0, 2.0, 3.0])}["y"].exp() + 1, [(leaf(3).double(),)], {})
+
+
+def masked() -> Program:
+    return Program(lambda x: x[x > 0.25].sin() * 2, [(leaf(10),), (leaf(12),)], {})
+
+
+PROGRAMS = {each.__name__: each for each in (kinds, dynamic, writes, dropout, branches, constants, masked)}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.drop(torch.relu(self.norm(self.first(x)))))
+
+
+def net_outcome(module: nn.Module) -> list[Any]:
+    """Results, gradients and buffers of a training and an evaluation call."""
+    torch.manual_seed(1)
+    x = torch.linspace(-1, 1, 24).reshape(6, 4)
+    module.train()
+    trained = module(x)
+    trained.sum().backward()
+    module.eval()
+    with torch.no_grad():
+        evaluated = module(x)
+    return [trained.detach(), evaluated, *(p.grad for p in module.parameters()), *module.buffers()]
+
+
+def make_step() -> tuple[Callable, list[Any]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.25), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).pow(2).mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss
+
+    return step, [model, optimizer]
+
+
+def train(step: Callable, state: list[Any], steps: range) -> list[torch.Tensor]:
+    """The losses of some steps, then the parameters. The first step has no gradients yet, as after a restart."""
+    losses = []
+    for parameter in state[0].parameters():
+        parameter.grad = None
+    for k in steps:
+        torch.manual_seed(k)
+        state[1].param_groups[0]["lr"] = 0.01 / (k + 1)
+        losses.append(step(torch.randn(6, 4)).detach().clone())
+    return [*losses, *(p.detach().clone() for p in state[0].parameters())]
+
+
+def in_another_process(name: str, backend: str, path: Path) -> tuple[list[Any], dict[str, int]]:
+    """What a program computes in a fresh process with loaded plans, and the counters there."""
+    command = [sys.executable, "-m", "tests.shipping.programs", name, backend, str(path), str(path.parent / "outcome.pt")]
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=600)
+    return torch.load(path.parent / "outcome.pt", weights_only=False)
+
+
+def refuse(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("a loaded function was traced")
+
+
+def main(names: str, backend: str, path: str, outcome: str) -> None:
+    """Load plans, here without a tracer, a partitioner or Dynamo, and save what they compute."""
+    torch.set_num_threads(1)
+    pipeline.capture_function = pipeline.partition_joint = pipeline.build_joint = refuse
+    found = {}
+    for name in names.split(","):
+        file, trust = f"{path}.{name}", True
+        if name == "net":
+            torch.manual_seed(0)
+            found[name] = net_outcome(aotgrad.load(file, Net(), trust=trust))
+        elif name == "step":
+            _, state = make_step()
+            loaded = aotgrad.load(file, state=state, trust=trust)
+            saved = torch.load(f"{path}.state")
+            state[0].load_state_dict(saved[0])
+            state[1].load_state_dict(saved[1])
+            found[name] = train(loaded, state, range(3, 6))
+        else:
+            found[name] = PROGRAMS[name]().outcome(aotgrad.load(file, trust=trust))
+    torch.save((found, dict(aotgrad.counters)), outcome)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

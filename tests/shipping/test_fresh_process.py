@@ -1,0 +1,95 @@
+"""What one process saves computes the same in another one, which has no tracer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotgrad
+
+from .programs import PROGRAMS, Net, in_another_process, make_step, net_outcome, train
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
+
+OF_INDUCTOR = ("kinds", "dynamic", "writes", "dropout")
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    return one == other
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_loaded_plans_compute_what_the_saved_ones_did(backend, tmp_path):
+    names = list(PROGRAMS) if backend == "eager" else OF_INDUCTOR
+    expected = {}
+    for name in names:
+        program = PROGRAMS[name]()
+        compiled = program.compiled(backend)
+        expected[name] = program.outcome(compiled)
+        aotgrad.save(compiled, tmp_path / f"plans.{name}")
+    torch.manual_seed(0)
+    module = aotgrad.aot_module(Net(), backend)
+    expected["net"] = net_outcome(module)
+    aotgrad.save(module, tmp_path / "plans.net")
+    step, state = make_step()
+    compiled = aotgrad.train_step(step, state, backend=backend)
+    train(compiled, state, range(3))
+    torch.save([each.state_dict() for each in state], tmp_path / "plans.state")
+    expected["step"] = train(compiled, state, range(3, 6))
+    aotgrad.save(compiled, tmp_path / "plans.step")
+    found, counters = in_another_process(",".join(expected), backend, tmp_path / "plans")
+    for name, values in expected.items():
+        assert len(found[name]) == len(values)
+        assert [k for k, pair in enumerate(zip(found[name], values, strict=True)) if not same(*pair)] == [], name
+    assert not counters.get("compilations") and not counters.get("misses")
+    assert not counters.get("artefact_misses") and (backend == "eager" or counters["artefact_hits"] > 10)
+
+
+def test_an_exported_program(tmp_path):
+    torch.manual_seed(0)
+    exported = torch.export.export(Net().eval(), (torch.randn(6, 4),))
+    module = exported.module()
+    x = torch.randn(6, 4)
+    compiled = aotgrad.aot_module(module, "eager")
+    expected = compiled(x)
+    torch.testing.assert_close(expected, module(x))
+    aotgrad.save(compiled, tmp_path / "plans")
+    loaded = aotgrad.load(tmp_path / "plans", exported.module())
+    assert torch.equal(loaded(x), expected)
+    with pytest.raises(aotgrad.errors.CaptureError, match="requires grad is no argument"):  # a function closes over them
+        aotgrad.aot_function(exported.module(), "eager")(x)
+
+
+def test_an_exported_function():
+    class Plain(nn.Module):
+        def forward(self, x):
+            return torch.sin(x) * torch.tensor([1.0, 2.0]) + 1
+
+    exported = torch.export.export(Plain(), (torch.ones(2),))
+    compiled = aotgrad.aot_function(exported.module(), "eager")
+    expected = compiled(torch.ones(2))
+    torch.testing.assert_close(expected, Plain()(torch.ones(2)))
+
+
+def test_graphs_are_compiled_where_code_is_not_trusted(tmp_path):
+    function = aotgrad.aot_function(lambda x: x.sin().cos() * 2, "inductor")
+    expected = function(torch.ones(3))
+    aotgrad.save(function, tmp_path / "plans")
+    before = dict(aotgrad.counters)
+    torch.testing.assert_close(aotgrad.load(tmp_path / "plans")(torch.ones(3)), expected)
+    assert aotgrad.counters.get("artefact_hits", 0) == before.get("artefact_hits", 0)
+
+
+def test_a_copy_of_a_loaded_module_has_the_plans(tmp_path):
+    import copy
+
+    compiled = aotgrad.aot_module(nn.Linear(2, 2), "eager")
+    compiled(torch.ones(2))
+    aotgrad.save(compiled, tmp_path / "plans")
+    loaded = aotgrad.load(tmp_path / "plans", nn.Linear(2, 2))
+    copied = copy.deepcopy(loaded)
+    assert torch.equal(copied(torch.ones(2)), loaded(torch.ones(2)))
+    assert copied.weight is not loaded.weight and len(copied.plans()) == 1
