@@ -43,7 +43,7 @@ def observe_call(call: SampleCall, compile: Callable[[Function], Callable] | Non
     facts = {"structure": structure, **python_values(results)}
     facts |= {name: observed_facts(tensor, arguments) for name, tensor in seen}
     values = {name: copied(tensor) for name, tensor in seen}
-    gradients = gradients_of(outputs, [*leaves, *function.state])
+    gradients = gradients_of_leaves(outputs, [*leaves, *function.state])
     facts |= {f"dtype of {name}": gradient.dtype for name, gradient in gradients.items() if gradient is not None}
     return Observation(facts, {**values, **gradients})
 
@@ -79,7 +79,7 @@ def overlaps_storage_of(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def gradients_of(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> dict[str, Tensor | None]:
+def gradients_of_leaves(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> dict[str, Tensor | None]:
     wanted = {f"gradient {k}": leaf for k, leaf in enumerate(leaves) if leaf.requires_grad}
     differentiable = [output for output in outputs if output.requires_grad]
     if not differentiable or not wanted:

@@ -42,12 +42,12 @@ class ShippedCode:
     def of_members(cls, members: Mapping[str, bytes]) -> ShippedCode:
         """The code in an archive; its libraries are copied to the cache's folder."""
         libraries = {name.partition("/")[2]: content for name, content in members.items() if name.startswith("libraries/")}
-        paths = dict(copied(libraries))
+        paths = dict(libraries_as_files(libraries))
         code = {name.partition("/")[2]: content for name, content in members.items() if name.startswith("code/")}
         return cls({key: with_libraries_at(content, paths) for key, content in code.items()})
 
 
-def copied(libraries: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
+def libraries_as_files(libraries: Mapping[str, bytes]) -> Iterator[tuple[str, str]]:
     """The digests and paths of libraries, after each is a file.
 
     Raises:

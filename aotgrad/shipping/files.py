@@ -50,7 +50,7 @@ def save(compiled: Callable, path: str | os.PathLike[str]) -> None:
         ShippingError: there are no plans yet, or one cannot be saved; the message says why.
         OSError: the file cannot be written.
 
-    Example:
+    Examples:
         >>> import tempfile, torch, aotgrad
         >>> f = aotgrad.aot_function(lambda x: x.sin().cos(), "eager")
         >>> path = tempfile.mktemp()

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 
 import aotgrad
+from tests.browser import chromium, skip_without
+
+__all__ = ["chromium"]
 
 ROOT = Path(__file__).parents[2]
-IN_CI = os.environ.get("AOTGRAD_TEST_BROWSER") == "1"
-
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1400,1000",
-)
 
 PUBLIC = sorted(
     {f"aotgrad.{name}" for name in aotgrad.__all__}
@@ -39,11 +26,6 @@ PUBLIC = sorted(
     | {f"aotgrad.Options.{name}" for name in aotgrad.Options.__dataclass_fields__}
 )
 """What CHANGELOG.md calls public."""
-
-
-def skip(missing: str) -> NoReturn:
-    assert not IN_CI, missing
-    pytest.skip(missing)
 
 
 class Links(HTMLParser):
@@ -72,7 +54,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-c", "import mkdocs, material, mkdocstrings_handlers.python"], capture_output=True, text=True
     )
     if found.returncode != 0:
-        skip("the docs extra is not installed")
+        skip_without("the docs extra is not installed")
     folder = tmp_path_factory.mktemp("site")
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
@@ -126,26 +108,6 @@ def test_the_examples_of_an_extension_run(name: str, site: Path) -> None:
     command = [sys.executable, "-m", "doctest", str(ROOT / "scripts" / "site" / f"{name}.py")]
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """A driver of selenium's."""
-    browser, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
-    if browser is None or driver is None:
-        skip("chromium and chromedriver are not installed")
-    try:
-        from selenium import webdriver
-    except ImportError:
-        skip("selenium is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    for flag in FLAGS:
-        options.add_argument(flag)
-    started = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield started
-    started.quit()
 
 
 def messages(chromium: Any) -> list[str]:

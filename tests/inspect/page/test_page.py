@@ -16,7 +16,7 @@ from aotgrad.inspect.command_line import main
 from aotgrad.inspect.extras import MissingPackage
 from aotgrad.inspect.page.write import NotAReport, write_page
 from aotgrad.inspect.rows import INPUT_OPS
-from tests.inspect.page.browser import Page, chromium
+from tests.browser import Page, chromium
 from tests.islands import ISLANDS
 
 __all__ = ["chromium"]

@@ -1,6 +1,6 @@
 """A headless Chromium for the tests of pages.
 
-Where there is none, these tests are skipped; with `AOTGRAD_TEST_BROWSER=1`, as CI sets it, they fail.
+Where a package or the browser is missing, these tests are skipped; with `AOTGRAD_TEST_BROWSER=1`, as CI sets it, they fail.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -27,15 +27,22 @@ FLAGS = (
 )
 
 
+def skip_without(missing: str) -> NoReturn:
+    """Skip a test that needs what is missing here; in CI, fail."""
+    assert os.environ.get("AOTGRAD_TEST_BROWSER") != "1", missing
+    pytest.skip(missing)
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     """A driver of selenium's."""
     browser, driver = (shutil.which(name) for name in ("chromium", "chromedriver"))
     if browser is None or driver is None:
-        missing = "chromium and chromedriver are not installed"
-        assert os.environ.get("AOTGRAD_TEST_BROWSER") != "1", missing
-        pytest.skip(missing)
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+        skip_without("chromium and chromedriver are not installed")
+    try:
+        from selenium import webdriver
+    except ImportError:
+        skip_without("selenium is not installed")
     options = webdriver.ChromeOptions()
     options.binary_location = browser
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
