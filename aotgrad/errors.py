@@ -66,7 +66,7 @@ class ShippingError(AOTGradError):
 
 
 class NoPlanError(AOTGradError):
-    """No plan of a loaded file fits a call; the message names the guard of the nearest plan that does not hold."""
+    """No plan of a loaded file fits a call, or its second derivatives; the message names the guard that does not hold, if any."""
 
 
 class NotPicklable(AOTGradError, pickle.PicklingError):

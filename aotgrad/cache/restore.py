@@ -19,7 +19,7 @@ from aotgrad.cache.graphs import Origins, StoredHalf, digest_of, text_of
 from aotgrad.cache.serialize import Encoder
 from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import MemorySharing
-from aotgrad.errors import ContractError, HigherOrderError
+from aotgrad.errors import ContractError, NoPlanError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
 from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.eager_fallback import with_eager_backwards
@@ -90,8 +90,8 @@ def restore(
 
 
 def reject_retrace() -> NoReturn:
-    """Raises HigherOrderError."""
-    raise HigherOrderError(
+    """Raises NoPlanError."""
+    raise NoPlanError(
         "gradients of gradients (create_graph=True) need the original function, which is not in the file: load it with "
         "recompile=True"
     )
