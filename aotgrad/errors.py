@@ -66,7 +66,7 @@ class ShippingError(AOTGradError):
 
 
 class NoPlanError(AOTGradError):
-    """No plan of a loaded file fits a call, or its second derivatives; the message names the guard that does not hold, if any."""
+    """No plan of a loaded file fits a call, or its second derivatives; the message names the guard that does not hold."""
 
 
 class NotPicklable(AOTGradError, pickle.PicklingError):
