@@ -320,10 +320,10 @@ class Decoder:
         if isinstance(data, str):
             return self.symbols.get(data) or self.unbacked_symbol(data)
         if not isinstance(data, list):
-            return sympy.sympify(data)
+            return sympy.sympify(plain_number(data))
         name, *items = data
         if name in ("Rational", "Float"):
-            return getattr(sympy, name)(*items)
+            return getattr(sympy, name)(*map(plain_number, items))
         return torch_compat.expression_types()[name](*map(self.expression, items))
 
     def unbacked_symbol(self, name: str) -> sympy.Symbol:
@@ -343,6 +343,13 @@ class Decoder:
         if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
             raise DamagedEntry(f"torch.{items[0]} is no dtype, layout or memory format")
         return found
+
+
+def plain_number(data: Any) -> int | float:
+    """Raise DamagedEntry for other data: sympy evaluates texts, also inside of containers."""
+    if not isinstance(data, (int, float)):
+        raise DamagedEntry(f"{data!r} is no number")
+    return data
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -119,7 +119,7 @@ def load(
     if trust and header["code"]:
         check_machine(header)
     code = ShippedCode.of_members(archive.members) if trust and header["code"] else None
-    compiler = shipping_compiler(backend_of(header, backend), Options.from_mapping(header["options"]), code)
+    compiler = shipping_compiler(backend_of(header, backend), options_in_file(header, trust), code)
     plans = LoadedPlans(compiler, header["name"], filed=filed_plans(archive), recompiles=recompile)
     if (kind == "step") != (state is not None):
         raise ShippingError(f"{path} has the plans of a {kind}: state=[...] is for training steps, and needed for them")
@@ -263,6 +263,9 @@ def check_machine(header: Mapping[str, Any]) -> None:
 # --- The compiler ----------------------------------------------------------------------------------------------------
 
 
+NUMBER_TYPES = (bool, int, float)
+
+
 def plain_options(cache: PlanCache) -> dict[str, Any]:
     """The options that are not the default, without passes, which have run.
 
@@ -284,6 +287,20 @@ def plain_option(value: Any) -> Any:
     if isinstance(value, (tuple, list, Mapping)):
         return {name: item for name, item in dict(value).items() if type(item) in LIKE_NUMBERS}
     return value
+
+
+def options_in_file(header: Mapping[str, Any], trust: bool) -> Options:
+    """The options of a file.
+
+    Raises:
+        ShippingError: a setting of Inductor is no number, so that it may name a program that Inductor runs (`cpp.cxx`).
+    """
+    named = [name for name, value in dict(header["options"].get("inductor", {})).items() if type(value) not in NUMBER_TYPES]
+    if named and not trust:
+        raise ShippingError(
+            f"the file sets {named[0]!r} of Inductor, which may be a program to run: load it with trust=True"
+        )
+    return Options.from_mapping(header["options"])
 
 
 def shipping_compiler(backend: Any, options: Options, code: ShippedCode | None) -> Compiler:

@@ -7,6 +7,7 @@ Raises ShippingError for what has no plain form; the message says what it is.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -149,6 +150,10 @@ def symbolic_layouts(made: Executable) -> list[dict[str, Any]]:
 # --- Structures of results -------------------------------------------------------------------------------------------
 
 
+FACTORIES = (bool, dict, float, int, list, set, str, tuple)
+"""What a defaultdict in a file may call: torch would import and call whatever the file names."""
+
+
 def spec_form(spec: pytree.TreeSpec | None) -> Any:
     """The structure of a nested value: `None` for a leaf, else its registered type, its context and its parts.
 
@@ -161,6 +166,8 @@ def spec_form(spec: pytree.TreeSpec | None) -> Any:
     known = pytree.SUPPORTED_SERIALIZED_TYPES.get(spec.type)
     if known is None or not isinstance(known.serialized_type_name, str):
         raise NotSerializable(f"a result in a {spec.type.__qualname__}, which has no name as a pytree")
+    if spec.type is defaultdict and spec.context[0] not in FACTORIES:
+        raise NotSerializable("a result in a defaultdict whose factory is no type of Python's own")
     to_plain = known.to_dumpable_context
     context = spec.context if to_plain is None else to_plain(spec.context)
     return (known.serialized_type_name, context, tuple(map(spec_form, spec.children())))
@@ -174,7 +181,15 @@ def spec_of_form(form: Any) -> pytree.TreeSpec:
     kinds: Mapping[str, type] = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
     if name not in kinds:
         raise ShippingError(f"a result contains a {name}, which this process does not know: import its library before")
+    if kinds[name] is defaultdict and not names_factory(context):
+        raise ShippingError(f"the file is not one that aotgrad has written: a defaultdict of {context!r}")
     from_plain = pytree.SUPPORTED_SERIALIZED_TYPES[kinds[name]].from_dumpable_context
     return pytree.TreeSpec(
         kinds[name], context if from_plain is None else from_plain(context), list(map(spec_of_form, parts))
     )
+
+
+def names_factory(context: Mapping[str, Any]) -> bool:
+    """Whether the plain context of a defaultdict names one of `FACTORIES`."""
+    names = {kind.__qualname__ for kind in FACTORIES}
+    return context["default_factory_module"] == "builtins" and context["default_factory_name"] in names

@@ -7,6 +7,7 @@ check_condition("u0 > 3", ["u0"])           the same for an expression in number
 from __future__ import annotations
 
 import ast
+import builtins
 from collections.abc import Collection
 
 import torch
@@ -30,6 +31,9 @@ METHODS = frozenset(
 )
 """What the source of a plan reads of tensors, and of its lists."""
 
+FORBIDDEN = frozenset(vars(builtins)) - {"abs", "bool", "float", "int", "max", "min", "round"}
+"""Python's own functions that the text of a number does not call: `eval`, `open`, ..."""
+
 
 def check_plan(source: str) -> None:
     """Raises ShippingError."""
@@ -44,7 +48,7 @@ def check_plan(source: str) -> None:
             raise refused(ast.unparse(node))
         if isinstance(node, ast.Attribute) and not is_known_attribute(node):
             raise refused(ast.unparse(node))
-        if isinstance(node, ast.Name) and node.id.startswith("__"):
+        if isinstance(node, ast.Name) and (node.id in FORBIDDEN or node.id.startswith("__")):
             raise refused(node.id)
 
 
@@ -53,7 +57,8 @@ def is_known_attribute(node: ast.Attribute) -> bool:
     names = ast.unparse(node).split(".")
     match names:
         case ["torch", "ops", *_] | ["aten", *_]:
-            return not any(name.startswith("__") for name in names)
+            own = {*dir(type(torch.ops)), "loaded_libraries"}  # `torch.ops.load_library`
+            return not any(name.startswith("__") or name in own for name in names)
         case ["torch", name]:
             return isinstance(getattr(torch, name, None), torch.dtype)
         case ["math", name]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import pickle
@@ -145,6 +146,9 @@ def test_a_smuggled_pickle_is_not_read(tmp_path):
         ("def call(args):", "def call(args=open('x')):"),
         ("def call(args):", "@print\\ndef call(args):"),
         ("below_autograd(forward", "torch.load('x')"),
+        ("args.clear()", "eval('print()')"),
+        ("args.clear()", "open('x')"),
+        ("args.clear()", "torch.ops.load_library('x')"),
         ('["op","aten::sin"', '["torch","load"'),
         ('"primals_1","primals_1"', '"primals_1","primals_1=print()"'),
     ],
@@ -162,6 +166,57 @@ def test_source_that_no_plan_has_is_refused(tmp_path, old, new):
     loaded = aotgrad.load(changed(saved(tmp_path), smuggle))
     with pytest.raises(ShippingError):
         loaded(torch.ones(3, requires_grad=True), 2)
+
+
+def replaced(path, old, new):
+    """A file with other text in its plans."""
+
+    def replace(header, members):
+        text = members["plans/0.json"].decode()
+        assert old in text
+        members["plans/0.json"] = text.replace(old, new).encode()
+
+    return changed(path, replace)
+
+
+def calls_missing_key(x, k):
+    return collections.defaultdict(list, {"sin": (x * k).sin()})
+
+
+def test_a_defaultdict_calls_no_function_that_a_file_names(tmp_path):
+    x = torch.ones(3)
+    compiled = aotgrad.aot_function(calls_missing_key, "eager")
+    compiled(x, 2)
+    aotgrad.save(compiled, tmp_path / "plans")
+    found = aotgrad.load(tmp_path / "plans")(x, 2)
+    assert type(found) is collections.defaultdict and found["other"] == []
+    loaded = aotgrad.load(replaced(tmp_path / "plans", '"builtins"', '"os"'))
+    with pytest.raises(ShippingError, match="a defaultdict of"):
+        loaded(x, 2)
+    unnamed = aotgrad.aot_function(lambda x: collections.defaultdict(lambda: 1, {"sin": x.sin()}), "eager")
+    unnamed(x)
+    with pytest.raises(ShippingError, match="a defaultdict whose factory"):
+        aotgrad.save(unnamed, tmp_path / "other")
+
+
+def test_a_number_is_no_text(tmp_path):
+    """Sympy would evaluate it."""
+    compiled = aotgrad.aot_function(lambda x: x.sin().sum() / (x.shape[0] + 3), "eager", dynamic=True)
+    compiled(torch.ones(3))
+    aotgrad.save(compiled, tmp_path / "plans")
+    assert aotgrad.load(tmp_path / "plans")(torch.ones(4)) == compiled(torch.ones(4))
+    loaded = aotgrad.load(replaced(tmp_path / "plans", '["Mul",4,', '["Mul",{"print()":1},'))
+    with pytest.raises(ShippingError, match="is no number"):
+        loaded(torch.ones(4))
+
+
+def test_a_setting_of_inductor_names_no_program(tmp_path):
+    def set_compiler(header, members):
+        header["options"]["inductor"] = {"cpp.cxx": "x"}
+
+    path = changed(saved(tmp_path), set_compiler)
+    with pytest.raises(ShippingError, match=r"sets 'cpp\.cxx' of Inductor"):
+        aotgrad.load(path)
 
 
 def test_a_module_with_other_parameters(tmp_path):
