@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from functorch.experimental.control_flow import map as functorch_map
+from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 
@@ -33,6 +35,28 @@ def test_a_second_start_compiles_nothing_and_computes_the_same(name, counted):
     assert counted() == MISS
     assert same(outcome(name, compiled), expected)
     assert counted() == HIT
+
+
+class Checkpointed(nn.Module):
+    """A recurrent layer, whose kernel computes a workspace again in the backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LSTM(4, 8)
+
+    def forward(self, x):
+        return checkpoint(lambda x: self.inner(x)[0].sin(), x, use_reentrant=False).sum()
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch was built without oneDNN")
+@torch._dynamo.config.patch(allow_rnn=True)
+def test_a_workspace_is_computed_in_a_restored_backward(counted):
+    torch.manual_seed(0)
+    model, x = Checkpointed(), torch.randn(5, 2, 4)
+    expected = torch.autograd.grad(model(x), [*model.parameters()])
+    for counts in (MISS, HIT):
+        assert same(torch.autograd.grad(compiled(model)(x), [*model.parameters()]), expected)
+        assert counted() == counts
 
 
 def test_another_process_finds_what_this_one_made(counted, tmp_path):
