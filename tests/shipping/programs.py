@@ -1,13 +1,13 @@
 """Programs whose plans one process saves and another one loads, and what they compute.
 
-python -m tests.shipping.programs NAME BACKEND FILE FOLDER       loads the plans of a program in a process that cannot trace
+python -m tests.shipping.programs save|load NAMES BACKEND PLANS OUTCOME         one of the two; the second has no tracer
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,36 +158,68 @@ def train(step: Callable, state: list[Any], steps: range) -> list[torch.Tensor]:
     return [*losses, *(p.detach().clone() for p in state[0].parameters())]
 
 
-def in_another_process(name: str, backend: str, path: Path) -> tuple[list[Any], dict[str, int]]:
-    """What a program computes in a fresh process with loaded plans, and the counters there."""
-    command = [sys.executable, "-m", "tests.shipping.programs", name, backend, str(path), str(path.parent / "outcome.pt")]
+def in_a_fresh_process(way: str, names: str, backend: str, path: Path) -> tuple[dict[str, list[Any]], dict[str, int]]:
+    """What programs compute in a fresh process that saves or loads their plans, and the counters there."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.shipping.programs",
+        way,
+        names,
+        backend,
+        str(path),
+        str(path.parent / "outcome.pt"),
+    ]
     subprocess.run(command, cwd=REPOSITORY, check=True, timeout=600)
     return torch.load(path.parent / "outcome.pt", weights_only=False)
+
+
+def save_plans(names: list[str], backend: str, path: str) -> Iterator[tuple[str, list[Any]]]:
+    """Compile and run programs, and save their plans."""
+    for name in names:
+        if name == "net":
+            torch.manual_seed(0)
+            compiled: Any = aotgrad.aot_module(Net(), backend)
+            yield name, net_outcome(compiled)
+        elif name == "step":
+            step, state = make_step()
+            compiled = aotgrad.train_step(step, state, backend=backend)
+            train(compiled, state, range(3))
+            torch.save([each.state_dict() for each in state], f"{path}.state")
+            yield name, train(compiled, state, range(3, 6))
+        else:
+            program = PROGRAMS[name]()
+            compiled = program.compiled(backend)
+            yield name, program.outcome(compiled)
+        aotgrad.save(compiled, f"{path}.{name}")
+
+
+def load_plans(names: list[str], path: str) -> Iterator[tuple[str, list[Any]]]:
+    """Load plans, without a tracer, a partitioner or Dynamo, and run them."""
+    pipeline.capture_function = pipeline.partition_joint = pipeline.build_joint = refuse
+    for name in names:
+        file = f"{path}.{name}"
+        if name == "net":
+            torch.manual_seed(0)
+            yield name, net_outcome(aotgrad.load(file, Net(), trust=True))
+        elif name == "step":
+            _, state = make_step()
+            loaded = aotgrad.load(file, state=state, trust=True)
+            for each, values in zip(state, torch.load(f"{path}.state"), strict=True):
+                each.load_state_dict(values)
+            yield name, train(loaded, state, range(3, 6))
+        else:
+            yield name, PROGRAMS[name]().outcome(aotgrad.load(file, trust=True))
 
 
 def refuse(*args: Any, **kwargs: Any) -> Any:
     raise AssertionError("a loaded function was traced")
 
 
-def main(names: str, backend: str, path: str, outcome: str) -> None:
-    """Load plans, here without a tracer, a partitioner or Dynamo, and save what they compute."""
+def main(way: str, names: str, backend: str, path: str, outcome: str) -> None:
     torch.set_num_threads(1)
-    pipeline.capture_function = pipeline.partition_joint = pipeline.build_joint = refuse
-    found = {}
-    for name in names.split(","):
-        file, trust = f"{path}.{name}", True
-        if name == "net":
-            torch.manual_seed(0)
-            found[name] = net_outcome(aotgrad.load(file, Net(), trust=trust))
-        elif name == "step":
-            _, state = make_step()
-            loaded = aotgrad.load(file, state=state, trust=trust)
-            saved = torch.load(f"{path}.state")
-            state[0].load_state_dict(saved[0])
-            state[1].load_state_dict(saved[1])
-            found[name] = train(loaded, state, range(3, 6))
-        else:
-            found[name] = PROGRAMS[name]().outcome(aotgrad.load(file, trust=trust))
+    chosen = names.split(",")
+    found = dict(save_plans(chosen, backend, path) if way == "save" else load_plans(chosen, path))
     torch.save((found, dict(aotgrad.counters)), outcome)
 
 
