@@ -13,15 +13,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import torch
 from tabulate import tabulate
-from timing import add_threads, environment
+from timing import add_threads, environment, in_a_process
 
 
 def make_step(layers: int):
@@ -65,12 +63,8 @@ def first_steps(way: str, path: str, layers: int, backend: str, threads: int) ->
 def in_a_fresh_process(way: str, path: Path, arguments: argparse.Namespace) -> dict[str, float]:
     """`first_steps` in another process, whose caches are empty."""
     with tempfile.TemporaryDirectory() as folder:
-        caches = {"AOTGRAD_CACHE_DIR": f"{folder}/aotgrad", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-        variables = {**os.environ, **caches, "OMP_NUM_THREADS": str(arguments.threads)}
-        options = ["--threads", str(arguments.threads), "--layers", str(arguments.layers), "--backend", arguments.backend]
-        command = [sys.executable, __file__, *options, "--child", way, str(path)]
-        found = subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(found.stdout.splitlines()[-1])
+        options = ["--layers", str(arguments.layers), "--backend", arguments.backend, "--child", way, str(path)]
+        return in_a_process(__file__, options, Path(folder), arguments.threads)
 
 
 def main() -> None:

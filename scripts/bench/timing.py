@@ -11,11 +11,16 @@ A slow spell of the machine then affects all candidates alike, and a median drop
 import argparse
 import datetime
 import gc
+import json
+import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -30,6 +35,15 @@ def add_threads(parser: argparse.ArgumentParser) -> None:
     """The option `--threads` of every program that times torch's computations."""
     text = "of torch; one is the least noisy, more are timed by the clock on the wall (default: %(default)s)"
     parser.add_argument("--threads", type=int, default=1, help=text)
+
+
+def in_a_process(program: str, arguments: Sequence[str], folder: Path, threads: int) -> dict[str, float]:
+    """The figures that a program prints last, as JSON, in another process, whose caches are in `folder`."""
+    caches = {"AOTGRAD_CACHE_DIR": str(folder / "aotgrad"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    command = [sys.executable, program, "--threads", str(threads), *arguments]
+    variables = {**os.environ, **caches, "OMP_NUM_THREADS": str(threads)}
+    found = subprocess.run(command, env=variables, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(found.stdout.splitlines()[-1])
 
 
 def now() -> float:

@@ -11,10 +11,7 @@ first backward. The ratio is aotgrad over peer: below 1, aotgrad starts faster.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +19,7 @@ from pathlib import Path
 import torch
 from models import workloads
 from tabulate import tabulate
-from timing import add_threads, environment
+from timing import add_threads, environment, in_a_process
 
 PEER = {"inductor": "inductor", "eager": "aot_eager"}
 OURS = {"inductor": "aotgrad", "eager": "aotgrad_eager"}
@@ -60,15 +57,6 @@ def first_step(backend: str, name: str, threads: int) -> dict[str, float]:
     return {"step": ended - started, "below Dynamo": sum(spent) + ended - between, "loss": loss.item()}
 
 
-def in_a_process(backend: str, name: str, folder: Path, threads: int) -> dict[str, float]:
-    """`first_step` in a separate process with its caches in `folder`."""
-    caches = {"AOTGRAD_CACHE_DIR": str(folder / "aotgrad"), "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
-    command = [sys.executable, __file__, "--threads", str(threads), "--child", backend, name]
-    variables = {**os.environ, **caches, "OMP_NUM_THREADS": str(threads)}
-    found = subprocess.run(command, env=variables, check=True, capture_output=True, text=True)
-    return json.loads(found.stdout.splitlines()[-1])
-
-
 def medians(runs: list[dict[str, float]]) -> dict[str, float]:
     return {column: statistics.median(run[column] for run in runs) for column in COLUMNS}
 
@@ -77,11 +65,11 @@ def rows(halves: str, name: str, rounds: int, threads: int) -> list[list[str]]:
     """A cold start of each side, and the median warm start."""
     with tempfile.TemporaryDirectory() as peers, tempfile.TemporaryDirectory() as own:
         sides = [(PEER[halves], Path(peers)), (OURS[halves], Path(own))]
-        cold = [in_a_process(backend, name, folder, threads) for backend, folder in sides]
+        cold = [in_a_process(__file__, ["--child", backend, name], folder, threads) for backend, folder in sides]
         warm: tuple[list, list] = ([], [])
         for _ in range(rounds):
             for runs, (backend, folder) in zip(warm, sides, strict=True):
-                runs.append(in_a_process(backend, name, folder, threads))
+                runs.append(in_a_process(__file__, ["--child", backend, name], folder, threads))
     starts = {"cold": cold, "warm": [medians(runs) for runs in warm]}
     return [[f"{name}, {halves} halves, {start}", *cells(*found)] for start, found in starts.items()]
 
