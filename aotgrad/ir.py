@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -22,6 +22,7 @@ from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.geometry import Geometry
 from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.graph.op_table import op_name
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.slots import (
     ForwardResult,
@@ -789,6 +790,10 @@ class GraphHalf(SlotGraph):
     """
 
     overwritable: frozenset[Saved] = frozenset()
+
+    def calls_any(self, names: Collection[str]) -> bool:
+        """Whether the graph may call one of some ops, such as `"aten.mm"`."""
+        return any(op_name(node.target) in names for node in self.module.graph.nodes)
 
 
 @dataclass(frozen=True)

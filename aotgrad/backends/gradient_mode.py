@@ -19,7 +19,7 @@ from aotgrad.ir import BoxedCallable, CompileBackward, Compiled, GraphHalf
 
 def in_gradient_mode(compiled: Compiled, forward: GraphHalf) -> Compiled:
     """`compiled`, whose halves run in the gradient mode if a workspace is computed in them."""
-    if not any(op_table.position_of_workspace(node.target) for node in forward.module.graph.nodes):
+    if not forward.calls_any(op_table.WORKSPACE_POSITIONS):
         return compiled
     return replace(compiled, forward=run_in_mode(compiled.forward, forward)).with_backward(BackwardInGradientMode)
 

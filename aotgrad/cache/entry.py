@@ -100,7 +100,7 @@ class ShippedPlan:
     Attributes:
         plan: the compiled function.
         dedupe, tensors, facts, values: see `PlanGuards`. `changes`: whether it changes arguments.
-        output: the structure of its results, see `encode_spec`.
+        output: the structure of its results, see `shipping.record.spec_form`.
         variants: for each segment of the backward, the variants that were compiled, as tangents and gradients.
         written_over: the segments that were compiled to write over saved values.
     """

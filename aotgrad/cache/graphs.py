@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -211,6 +211,9 @@ class StoredHalf(GraphHalf):
     @functools.cached_property
     def module(self) -> fx.GraphModule:  # pyright: ignore[reportIncompatibleVariableOverride]
         return decode_graph(self.stored.text, self.mode, self.origins, self.held)
+
+    def calls_any(self, names: Collection[str]) -> bool:
+        return any(name.replace(".", "::") in self.stored.text for name in names)  # without parsing the graph
 
     def copy(self) -> GraphHalf:  # pyright: ignore[reportIncompatibleMethodOverride]: a copy is no longer what is stored
         return GraphHalf(self.module, self.signature).copy()

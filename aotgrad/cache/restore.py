@@ -15,13 +15,12 @@ import torch
 
 from aotgrad import pipeline, torch_compat
 from aotgrad.backends.gradient_mode import in_gradient_mode
-from aotgrad.cache.entry import GraphText, StoredPlan
+from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.graphs import Origins, StoredHalf, digest_of, text_of
 from aotgrad.cache.serialize import Encoder
 from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError, NoPlanError
-from aotgrad.graph import op_table
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
 from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.eager_fallback import with_eager_backwards
@@ -83,19 +82,13 @@ def restore(
     names = GraphNames()
     with names.compiling("forward" if halves else "inference"):
         compiled = names.of_backward(compiler.backend.compile_forward(forward, stored.static_inputs, bool(halves)))
-    if mentions_workspace(stored.forward):
-        compiled = in_gradient_mode(compiled, forward)
+    compiled = in_gradient_mode(compiled, forward)
     if compiler.options.on_error == "eager":
         compiled = with_eager_backwards(compiled)
     retrace = reject_retrace if function is None else Retrace(stored, function, compiler, mode, TraceState.now())
     batches = CompiledBatches.of(compiler, "batched backward of a stored function")
     backwards = make_backwards(schedule, compiled, stored.segments, LazyHigherOrder(retrace, batches))
     return RestoredFunction(stored, backwards, build(schedule, stored.source, compiled, backwards))
-
-
-def mentions_workspace(stored: GraphText) -> bool:
-    """Whether a stored graph may compute a workspace; only then is it parsed for it."""
-    return any(name.partition(".")[2] in stored.text for name in op_table.WORKSPACE_POSITIONS)
 
 
 def reject_retrace() -> NoReturn:
