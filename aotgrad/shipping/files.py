@@ -180,7 +180,7 @@ def header_of(calls: Any, options: Mapping[str, Any], plans: Sequence[Any], has_
     """What a reader checks first."""
     kinds = {PlainFunction: "function", BoundModule: "module", TrainStep: "step"}
     devices = {
-        spec.fake.device.type for _, plan in plans for spec, _ in plan.executable.arguments if not is_symbolic_number(spec)
+        spec.fake.device.type for _, plan in plans for spec, _ in plan.executable.arguments if not isinstance(spec, SymInput)
     }
     owned = [calls.module] if isinstance(calls, BoundModule) else []
     owned += [each.module for each in calls.state.modules] if isinstance(calls, TrainStep) else []
@@ -201,10 +201,6 @@ def header_of(calls: Any, options: Mapping[str, Any], plans: Sequence[Any], has_
         "keep_gradients": getattr(calls, "keep_gradients", True),
         "structure": structure_of(owned),
     }
-
-
-def is_symbolic_number(spec: Any) -> bool:
-    return isinstance(spec, SymInput)
 
 
 def structure_of(modules: Sequence[nn.Module]) -> list[list[Any]]:
