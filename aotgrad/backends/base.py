@@ -38,6 +38,7 @@ class PartitionCompiler(Protocol):
     """Compiles the halves of a partition. `decompositions` are applied while the function is traced.
 
     `fuses`: whether ops share kernels, so that a cheap op costs next to nothing to recompute for its reader.
+    `share_layers`: whether equal layers of a graph are compiled once.
     """
 
     @property
@@ -50,6 +51,9 @@ class PartitionCompiler(Protocol):
 
     @property
     def fuses(self) -> bool: ...
+
+    @property
+    def share_layers(self) -> bool: ...
 
     def gains_alone(self, node: fx.Node) -> bool:
         """Whether a graph with this op is worth compiling, however few ops it has."""
@@ -104,6 +108,10 @@ class WrappedBackend:
     @property
     def fuses(self) -> bool:
         return self.backend.fuses
+
+    @property
+    def share_layers(self) -> bool:
+        return self.backend.share_layers
 
     def gains_alone(self, node: fx.Node) -> bool:
         return self.backend.gains_alone(node)

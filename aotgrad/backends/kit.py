@@ -95,6 +95,7 @@ class Backend:
     min_graph_ops: int = 0
     writes_over: bool = False
     role_without_backward: Role = "inference"
+    share_layers: bool = False
 
     def compile(self, graph: fx.GraphModule, inputs: Sequence[GraphInput], role: Role) -> Callable:
         """A function of the graph's inputs that returns its results, in a list or tuple.

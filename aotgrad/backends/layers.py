@@ -31,8 +31,11 @@ from aotgrad.graph.repeats import Repeat, find_repeats
 LEAST = 8
 """The fewest nodes of a layer."""
 
-MANY_OPS = 20
-"""From so many ops on, the layers of a piece take longer than the call of it; smaller ones share a piece."""
+ENOUGH_WORK = 60
+"""From so much on, the layers of a piece take much longer than the call of it; smaller ones share a piece. See `work_of`."""
+
+BYTES_LIKE_AN_OP = 2**14
+"""So many bytes of results take as long as the call of an op."""
 
 
 def cut_layers(graph: fx.Graph) -> Cut | None:
@@ -125,8 +128,8 @@ class Layers:
         least, start = min((self.bytes_across(start + repeat.period, repeat.period), start) for start in starts)
         if math.isinf(least):
             return range(0)
-        computing = sum(map(computes_elements, self.ops[repeat.start : repeat.start + repeat.period]))
-        size = min(math.ceil(MANY_OPS / computing), repeat.count) * repeat.period
+        work = sum(map(work_of, self.ops[repeat.start : repeat.start + repeat.period]))
+        size = min(math.ceil(ENOUGH_WORK / work), repeat.count) * repeat.period
         return range(start, start + repeat.count * repeat.period + 1, size)
 
     def bytes_across(self, border: int, period: int) -> float:
@@ -148,6 +151,11 @@ def computes_elements(op: fx.Node) -> bool:
     values = op_table.items_of(op.meta.get("val"))
     is_part = op_table.is_getitem(op.target) or op_table.is_view(op.target)
     return not is_part and any(isinstance(value, torch.Tensor) and value.dim() > 0 for value in values)
+
+
+def work_of(op: fx.Node) -> float:
+    """How long an op takes: one for each that computes elements, and more for large results."""
+    return 1 + bytes_of_value(op) / BYTES_LIKE_AN_OP if computes_elements(op) else 0
 
 
 def seed_lookups(graph: fx.Graph) -> list[fx.Node]:
@@ -205,12 +213,17 @@ def may_be_made_again(node: fx.Node) -> bool:
 
 def cheap_ops_for(value: fx.Node, kept: Collection[fx.Node], home: Mapping[fx.Node, int]) -> set[fx.Node] | None:
     """The cheap ops that compute a value of inputs and of values that are kept; `None` if others are needed, too."""
-    if value in kept or value not in home:
-        return set()
-    if viewed_node(value) is None and not may_be_made_again(value):
-        return None
-    parts = [cheap_ops_for(each, kept, home) for each in value.all_input_nodes]
-    return None if None in parts else {value}.union(*(part for part in parts if part))
+    needed: set[fx.Node] = set()
+    pending = [value]
+    while pending:
+        op = pending.pop()
+        if op in needed or op in kept or op not in home:
+            continue
+        if viewed_node(op) is None and not may_be_made_again(op):
+            return None
+        needed.add(op)
+        pending += op.all_input_nodes
+    return needed
 
 
 def write_early(writes: Iterable[fx.Node], groups: Sequence[list[fx.Node]], home: Mapping[fx.Node, int]) -> None:

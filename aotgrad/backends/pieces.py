@@ -10,6 +10,8 @@ groups is made by the first one, and computed again by the others. Pieces are eq
 
 from __future__ import annotations
 
+import itertools
+import textwrap
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -157,20 +159,28 @@ def compile_pieces(module: fx.GraphModule, cut: Cut, compile_piece: Callable[[fx
             compiler = compile_piece if piece.is_compiled else boxed_code
             compiled[piece.key] = compiler(LazyGraphModule(module, piece.graph))
     counters["shared_pieces"] += len(cut.pieces) - len(compiled)
-    # Names only: nodes would keep all graphs alive.
-    inputs = cut.inputs
-    steps = [(compiled[piece.key], piece.reads, piece.last_reads, piece.makes) for piece in cut.pieces]
-    results = [(value.name, None) if isinstance(value, fx.Node) else (None, value) for value in cut.results]
+    return caller_of(cut, [compiled[piece.key] for piece in cut.pieces])
 
-    def run(args: list) -> tuple[Any, ...]:
-        values = dict(zip(inputs, args, strict=True))
-        args.clear()
-        for call, reads, last_reads, makes in steps:
-            given = [values[name] for name in reads]
-            for name in last_reads:
-                del values[name]
-            values.update(zip(makes, call(given), strict=True))
-        return tuple(constant if name is None else values[name] for name, constant in results)
 
+def caller_of(cut: Cut, calls: Sequence[Callable]) -> BoxedCallable:
+    """A function that calls the pieces of a cut one after the other. Each value is a variable until it is read last."""
+    names = itertools.chain(cut.inputs, *(piece.makes for piece in cut.pieces))
+    variable = {name: f"value_{k}" for k, name in enumerate(names)}
+
+    def variables(names: Iterable[str]) -> str:
+        return "".join(f"{variable[name]}, " for name in names)
+
+    lines = [f"{variables(cut.inputs)}= args" if cut.inputs else "", "args.clear()"]
+    for k, piece in enumerate(cut.pieces):
+        lines.append(f"given = [{variables(piece.reads)}]")
+        lines.append(f"del {variables(piece.last_reads)}" if piece.last_reads else "")
+        lines.append(f"{variables(piece.makes)}= call_{k}(given)" if piece.makes else f"call_{k}(given)")
+    results = [variable[each.name] if isinstance(each, fx.Node) else f"result_{k}" for k, each in enumerate(cut.results)]
+    lines.append(f"return ({''.join(f'{result}, ' for result in results)})")
+    constants = {f"result_{k}": each for k, each in enumerate(cut.results) if not isinstance(each, fx.Node)}
+    namespace: dict[str, Any] = {**constants, **{f"call_{k}": call for k, call in enumerate(calls)}}
+    source = "def run(args):\n" + textwrap.indent("\n".join(lines), "    ")
+    exec(compile(source, "<aotgrad pieces>", "exec"), namespace)
+    run = namespace["run"]
     run._boxed_call = True
     return run

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ TRACED_META = ("recompute", "custom", "ac_graph_id", "has_backward_hook")
 """Further metadata that a trace copies to its nodes; a graph with such metadata is not stored."""
 
 IRRELEVANT_OPTIONS = ("cache", "enabled", "on_error", "plan_limit", "verify", *(f"{place}_passes" for place in PLACES))
-"""Options that do not change what is compiled. Passes prevent storing altogether."""
+"""Options that do not change what is compiled, and passes, which have their own place in the key."""
 
 
 class NotCacheable(Exception):
@@ -137,10 +138,11 @@ def options_key(options: Options) -> str:
     Raises:
         NotCacheable: there are user passes.
     """
-    if any(getattr(options, f"{place}_passes") or passes.registered(place) for place in PLACES):
+    chosen = {place: (*getattr(options, f"{place}_passes"), *passes.registered(place)) for place in PLACES}
+    if not all(type(each).__module__.startswith("aotgrad.") for each in itertools.chain(*chosen.values())):
         raise NotCacheable("there are user passes")
     values = ((field.name, getattr(options, field.name)) for field in dataclasses.fields(options))
-    return repr([(name, value) for name, value in values if name not in IRRELEVANT_OPTIONS])
+    return repr([*((name, value) for name, value in values if name not in IRRELEVANT_OPTIONS), chosen])
 
 
 def backend_key(backend: PartitionCompiler, partition_fn: Callable) -> str:

@@ -3,8 +3,8 @@
     g2 = mm(..); g1 = mm(..); p1 = add(w1, g1); p2 = add(w2, g2)        ->      g2; p2; g1; p1
 
 In: a graph without a backward that changes inputs, as that of a training step. Out: the same ops in another order. Ops on
-lists become one for each tensor, since a list is complete only when its last tensor is computed. `train_step` with
-`keep_gradients=False` runs this pass on its graph.
+lists become one for each tensor, since a list is complete only when its last tensor is computed. `train_step` runs this pass
+with `keep_gradients=False`, and on the CPU so that equal layers have equal updates.
 """
 
 from __future__ import annotations
@@ -27,14 +27,18 @@ from aotgrad.slots import Primal, SlotSignature, UpdatedInput
 
 @dataclass(frozen=True)
 class EarlyUpdates:
-    """Moves the ops that only the update of an input needs right behind what they read."""
+    """Moves the ops that only the update of an input needs right behind what they read.
 
+    `only_on`: the type of the devices that all tensors are on, or the graph stays as it is; `None`: any.
+    """
+
+    only_on: str | None = None
     name: str = "early_updates"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
-        if graph.signature.tangents:
-            return graph
         nodes = graph.module.graph
+        if graph.signature.tangents or (self.only_on is not None and devices_of(nodes) != {self.only_on}):
+            return graph
         split_lists(nodes)
         *ops, end = nodes.nodes
         updated = updated_inputs(nodes, graph.signature)
@@ -44,6 +48,12 @@ class EarlyUpdates:
         for op in order[len(graph.signature.inputs) :]:
             end.prepend(op)
         return graph
+
+
+def devices_of(graph: fx.Graph) -> set[str]:
+    """The types of the devices of all tensors."""
+    values = (value for node in graph.nodes for value in pytree.tree_leaves(node.meta.get("val")))
+    return {value.device.type for value in values if isinstance(value, torch.Tensor)}
 
 
 def split_lists(graph: fx.Graph) -> None:

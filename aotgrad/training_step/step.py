@@ -91,7 +91,10 @@ def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any],
     compiled_by = as_backend(backend)
     if isinstance(compiled_by, Backend):
         compiled_by = compiled_by.of_steps()
-    return PlanCache(make_compiler(compiled_by, chosen), qualified_name(fn))
+    compiler = make_compiler(compiled_by, chosen)
+    if keep_gradients and compiler.backend.share_layers:  # ops on lists belong to no layer; on a GPU, each is one kernel
+        compiler = compiler.with_options(joint_passes=(*chosen.joint_passes, passes.EarlyUpdates(only_on="cpu")))
+    return PlanCache(compiler, qualified_name(fn))
 
 
 @dataclass(frozen=True)

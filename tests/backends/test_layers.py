@@ -11,9 +11,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad.backends.boxed_code import boxed_code
 from aotgrad.backends.layers import Layers, cut_layers
-from aotgrad.backends.pieces import Cut, compile_pieces, copy_with_sizes
+from aotgrad.backends.pieces import Cut, Piece, compile_pieces, copy_with_sizes
 
-LAYERS = 4
+LAYERS = 12
 WEIGHTS = [torch.randn(6, 6) for _ in range(2 * LAYERS)]
 X = torch.randn(5, 6)
 
@@ -40,17 +40,30 @@ def run(module: fx.GraphModule, cut: Cut, *args: Any) -> tuple[Any, int]:
     return compile_pieces(module, cut, compile)(list(args)), len(compiled)
 
 
-def test_small_layers_share_a_piece_and_one_value_flows_between_them() -> None:
-    module = traced(residual, X, *WEIGHTS)
+def pieces_of_layers(module: fx.GraphModule) -> list[Piece]:
+    """The pieces that are there several times; there is one kind of them."""
     cut = cut_layers(module.graph)
     assert cut is not None
     keys = [piece.key for piece in cut.pieces]
     (layer,) = {key for key in keys if keys.count(key) > 1}
-    pairs = [piece for piece in cut.pieces if piece.key == layer]
-    assert len(pairs) == LAYERS / 2 and all(len(piece.makes) == 1 and len(piece.reads) == 5 for piece in pairs)
+    return [piece for piece in cut.pieces if piece.key == layer]
+
+
+def test_small_layers_share_a_piece_and_one_value_flows_between_them() -> None:
+    module = traced(residual, X, *WEIGHTS)
+    cut = cut_layers(module.graph)
+    assert cut is not None
+    shared = pieces_of_layers(module)
+    assert 1 < len(shared) < LAYERS
+    assert all(len(each.makes) == 1 and len(each.reads) % 2 == 1 for each in shared)  # two weights a layer, and the value
+    keys = [piece.key for piece in cut.pieces]
     results, compilations = run(module, cut, X, *WEIGHTS)
     torch.testing.assert_close(results, residual(X, *WEIGHTS), rtol=0, atol=0)
     assert compilations == len(set(keys)) < len(keys)
+
+
+def test_large_layers_have_a_piece_each() -> None:
+    assert len(pieces_of_layers(traced(residual, torch.randn(5000, 6), *WEIGHTS))) == LAYERS
 
 
 def test_layers_of_other_sizes_are_not_equal() -> None:

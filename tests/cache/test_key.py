@@ -96,7 +96,13 @@ def test_the_same_function_under_another_name_and_elsewhere(counted):
 
 @pytest.mark.parametrize(
     "options",
-    [{"partitioner": "save_all"}, {"memory_budget": 0.5}, {"grad_segments": 2}, {"keep_input_mutations": True}],
+    [
+        {"partitioner": "save_all"},
+        {"memory_budget": 0.5},
+        {"grad_segments": 2},
+        {"keep_input_mutations": True},
+        {"joint_passes": [aotgrad.passes.BatchMM()]},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_another_option(options, counted):

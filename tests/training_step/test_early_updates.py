@@ -118,3 +118,20 @@ def test_results_are_those_of_eager(make) -> None:
 @pytest.mark.parametrize("make", [updated_twice, averaged])
 def test_results_are_those_of_eager_with_inductor(make) -> None:
     assert_trains_like_eager(make, batches(4), "inductor", keep_gradients=False)
+
+
+@pytest.mark.parametrize("only_on", ["cpu", "meta"])
+def test_lists_are_split_on_chosen_devices_only(only_on: str) -> None:
+    lengths: set[int] = set()
+
+    def compile_graph(graph, inputs):
+        lists = (node.args[0] for node in graph.graph.nodes if "_foreach_" in str(node.target))
+        lengths.update(map(len, lists))
+        return graph.forward
+
+    training = clipped()
+    options = {"joint_passes": [aotgrad.passes.EarlyUpdates(only_on=only_on)]}
+    step = aotgrad.train_step(training.step, training.state, backend=compile_graph, options=options)
+    for batch in batches(2):  # the first step is taken once, and is not compiled
+        step(*batch)
+    assert lengths == {1 if only_on == "cpu" else 4}

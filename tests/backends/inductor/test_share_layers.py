@@ -9,11 +9,18 @@ import torch
 from torch import nn
 
 import aotgrad
+from aotgrad.backends import layers
 from aotgrad.telemetry.counters import counters
 from tests.in_pieces import IN_PIECES
 from tests.training_step.comparing import Training, assert_trains_like_eager, batches, plain_step
 
 LAYERS = 6
+
+
+@pytest.fixture(autouse=True)
+def pieces_of_small_layers(monkeypatch):
+    """The layers of these tests are small, and few."""
+    monkeypatch.setattr(layers, "ENOUGH_WORK", 20)
 
 
 class Block(nn.Module):
@@ -31,8 +38,8 @@ def deep(width: int = 4, dropout: float = 0.0) -> nn.Module:
 
 
 def with_batch_norm() -> nn.Module:
-    layers = (nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU()) for _ in range(LAYERS))
-    return nn.Sequential(*layers, nn.Linear(4, 2))
+    blocks = (nn.Sequential(nn.Linear(4, 4, bias=False), nn.BatchNorm1d(4), nn.ReLU()) for _ in range(LAYERS))
+    return nn.Sequential(*blocks, nn.Linear(4, 2))
 
 
 def shared_pieces(run: Callable[[], object]) -> int:
@@ -107,9 +114,9 @@ def test_each_layer_draws_its_own_numbers():
     assert gradient.isfinite().all()
 
 
-def training(make: Callable[[], nn.Module]) -> Training:
+def training(make: Callable[[], nn.Module], **options) -> Training:
     model = make()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, **options)
     return Training(plain_step(model, optimizer), [model, optimizer])
 
 
@@ -121,3 +128,12 @@ def test_a_whole_step(make, backend, keep_gradients):
         assert_trains_like_eager(lambda: training(make), batches(4), backend, plans=2, keep_gradients=keep_gradients)
 
     assert shared_pieces(run) > 0
+
+
+def test_equal_layers_have_equal_updates():
+    """An op on the list of all parameters would belong to no layer."""
+
+    def run() -> None:
+        assert_trains_like_eager(lambda: training(deep, foreach=True), batches(3), "inductor", plans=2)
+
+    assert shared_pieces(run) >= LAYERS / 2
