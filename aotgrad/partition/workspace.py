@@ -22,8 +22,15 @@ from aotgrad.partition.costs import bytes_written, extent_bytes
 
 FEW_CHANNELS = 3  # of an input that is not copied
 BLOCK = 16  # channels in a block; half as many where vectors are shorter
-COPIES_OF_LOSSES = {"aten.mse_loss": 2, "aten.smooth_l1_loss": 2, "aten.huber_loss": 1, "aten.soft_margin_loss": 1}
-"""Tensors like the input that a loss holds before it reduces them to a number."""
+COPIES_OF_REDUCED = {
+    "aten.binary_cross_entropy": 1,
+    "aten.huber_loss": 1,
+    "aten.logsumexp": 1,
+    "aten.mse_loss": 2,
+    "aten.smooth_l1_loss": 2,
+    "aten.soft_margin_loss": 1,
+}
+"""Tensors like the input that a loss holds before it reduces them."""
 
 SMALL_BATCH = 16  # with smaller batches, convolutions with 1x1 kernels are matrix products on one thread
 
@@ -34,14 +41,14 @@ def bytes_needed(node: fx.Node) -> int:
     items = bytes_written(node) if op_table.is_tuple_value(node) else 0
     if name == "aten.convolution":
         return _of_convolution(node)
-    if name in COPIES_OF_LOSSES:
-        return _of_loss(node, COPIES_OF_LOSSES[name])
+    if name in COPIES_OF_REDUCED:
+        return _of_reduction(node, COPIES_OF_REDUCED[name])
     return max(items, _of_gradients(node)) if name == "aten.convolution_backward" else items
 
 
-def _of_loss(node: fx.Node, copies: int) -> int:
+def _of_reduction(node: fx.Node, copies: int) -> int:
     (x,) = _traced_tensors(node.args[:1])
-    return copies * extent_bytes(x) if node.meta["val"].dim() < x.dim() else 0
+    return copies * extent_bytes(x) if bytes_written(node) < extent_bytes(x) else 0
 
 
 def _of_convolution(node: fx.Node) -> int:

@@ -55,14 +55,21 @@ def test_the_items_of_a_tuple_are_alive_when_it_is_made():
     assert bytes_needed(node) == 8 * 2 * (4 + 8)
 
 
-LOSSES = [aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.soft_margin_loss]
+LOSSES = {
+    aten.mse_loss: aten.mse_loss,
+    aten.smooth_l1_loss: aten.smooth_l1_loss,
+    aten.huber_loss: aten.huber_loss,
+    aten.soft_margin_loss: aten.soft_margin_loss,
+    aten.binary_cross_entropy: lambda x, y, reduction: aten.binary_cross_entropy(x, y, None, reduction),
+    aten.logsumexp: lambda x, y, reduction: aten.logsumexp(x, [1], reduction == 0),
+}
 
 
 @pytest.mark.parametrize("reduction", [0, 1, 2])
-@pytest.mark.parametrize("loss", LOSSES, ids=str)
-def test_what_a_loss_allocates(loss, reduction: int):
-    x, y = torch.randn(64, 32), torch.randn(64, 32)
-    graph = joint_of(lambda x, y: loss(x, y, reduction).sum(), grad(64, 32), y).module.graph
-    (node,) = graph.find_nodes(op="call_function", target=loss.default)
+@pytest.mark.parametrize("op", LOSSES, ids=str)
+def test_what_a_loss_allocates(op, reduction: int):
+    x, y, loss = torch.rand(64, 32), torch.rand(64, 32), LOSSES[op]
+    graph = joint_of(lambda x, y: loss(x, y, reduction).sum(), x.clone().requires_grad_(), y).module.graph
+    (node,) = graph.find_nodes(op="call_function", target=op.default)
     result = loss(x, y, reduction)
-    assert bytes_needed(node) + result.nbytes == pytest.approx(most_allocated(lambda: loss(x, y, reduction)), rel=0.01)
+    assert bytes_needed(node) + result.nbytes == pytest.approx(most_allocated(lambda: loss(x, y, reduction)), rel=0.05)
