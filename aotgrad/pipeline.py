@@ -302,9 +302,12 @@ def compile(source: Source, compiler: Compiler) -> Stages:
 
 
 def compile_guard(traced: TracedJoint, source: Source, compiler: Compiler) -> None:
-    """Let a backend that fuses ops compile what the guard of values computes for the graph."""
-    guard = traced.value_guard
-    if guard is None or source.values is None or not (traced.joint.signature.guarded and compiler.backend.fuses):
+    """Compile what the guard of values computes for the graph, if ops are fused, or recomputed for their memory."""
+    guard, options = traced.value_guard, compiler.options
+    recomputes = options.memory_budget is not None or options.offload or options.checkpoint_policies
+    if guard is None or source.values is None or not (compiler.backend.fuses or recomputes):
+        return
+    if not traced.joint.signature.guarded:
         return
     assert compiler.lower is not None and isinstance(guard.compute, fx.GraphModule)
     order, static = traced.capture.convention.order, traced.joint.static_inputs
