@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Union
 import torch
 import torch.fx as fx
 
+from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.geometry import Geometry
 from aotgrad.graph.lazy_module import LazyGraphModule
-from aotgrad.graph.op_table import op_name
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.slots import (
     ForwardResult,
@@ -793,7 +793,11 @@ class GraphHalf(SlotGraph):
 
     def calls_any(self, names: Collection[str]) -> bool:
         """Whether the graph may call one of some ops, such as `"aten.mm"`."""
-        return any(op_name(node.target) in names for node in self.module.graph.nodes)
+        return any(op_table.op_name(node.target) in names for node in self.module.graph.nodes)
+
+    def communicates(self) -> bool:
+        """Whether processes may communicate in the graph."""
+        return any(op_table.communicates(node.target) for node in self.module.graph.nodes)
 
 
 @dataclass(frozen=True)

@@ -421,10 +421,10 @@ def compile_forward(
     known_to_backend: bool = False,
 ) -> tuple[Partition, Compiled]:
     """Compile the forward of a partition; `known_to_backend`: the backend compiled it in another process."""
-    backend, options = compiler.backend, compiler.options
-    built_in = passes.COMMUNICATING if passes.has_collectives(joint.module.graph) else ()
+    backend = compiler.backend
     with torch_compat.disable_autocast():
-        forward = passes.pipeline("forward", built_in, options.forward_passes).run(partition.forward, observe.after_pass)
+        of_forward = half_passes("forward", halves_of(partition), compiler.options.forward_passes)
+        forward = of_forward.run(partition.forward, observe.after_pass)
     partition = replace(partition, forward=forward)
     observe("partition", partition)
     own = replace(partition, forward=forward.copy())  # a backend may change what it compiles
@@ -433,10 +433,31 @@ def compile_forward(
             compiled = backend.compile_forward(own.forward, joint.static_inputs, partition.backward is not None)
         else:
             compiled = backend.compile_partition(own, joint.static_inputs)
-    compiled = in_gradient_mode(compiled, forward)
-    backward_passes = passes.pipeline("backward", built_in, options.backward_passes)
-    compiled = with_backward_passes(names.of_backward(compiled), backward_passes, observe.after_pass)
-    return partition, with_eager_backwards(compiled) if options.on_error == "eager" else compiled
+    return partition, finish(compiled, halves_of(partition), compiler, observe, names)
+
+
+def finish(
+    compiled: Compiled, halves: Sequence[GraphHalf], compiler: Compiler, observe: Observer, names: GraphNames
+) -> Compiled:
+    """A forward that the backend compiled, with all that each compilation of a backward does besides the backend.
+
+    `halves`: the forward half, and those of backwards.
+    """
+    compiled = names.of_backward(in_gradient_mode(compiled, halves[0]))
+    of_backward = half_passes("backward", halves, compiler.options.backward_passes)
+    compiled = with_backward_passes(compiled, of_backward, observe.after_pass)
+    return with_eager_backwards(compiled) if compiler.options.on_error == "eager" else compiled
+
+
+def halves_of(partition: Partition) -> list[GraphHalf]:
+    """The forward half, and the backward half if there is one."""
+    return [half for half in (partition.forward, partition.backward) if half is not None]
+
+
+def half_passes(place: str, halves: Sequence[GraphHalf], of_user: Sequence[passes.Pass]) -> passes.Pipeline:
+    """The passes over one of the halves."""
+    built_in = passes.COMMUNICATING if any(half.communicates() for half in halves) else ()
+    return passes.pipeline(place, built_in, of_user)
 
 
 def most_in_flight(options: Options) -> int:

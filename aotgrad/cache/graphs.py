@@ -22,6 +22,7 @@ from aotgrad.cache.entry import GraphText
 from aotgrad.cache.serialize import DamagedEntry, Decoder, Encoder, NotSerializable
 from aotgrad.graph.collectives import RunsBetween
 from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.graph.op_table import EFFECTFUL_NAMESPACES
 from aotgrad.ir import GraphHalf
 from aotgrad.torch_compat import FakeTensorMode
 
@@ -214,6 +215,9 @@ class StoredHalf(GraphHalf):
 
     def calls_any(self, names: Collection[str]) -> bool:
         return any(name.replace(".", "::") in self.stored.text for name in names)  # without parsing the graph
+
+    def communicates(self) -> bool:
+        return any(f"{name}::" in self.stored.text for name in EFFECTFUL_NAMESPACES)
 
     def copy(self) -> GraphHalf:  # pyright: ignore[reportIncompatibleMethodOverride]: a copy is no longer what is stored
         return GraphHalf(self.module, self.signature).copy()

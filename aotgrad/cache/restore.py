@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 import torch
 
 from aotgrad import pipeline, torch_compat
-from aotgrad.backends.gradient_mode import in_gradient_mode
 from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.graphs import Origins, StoredHalf, digest_of, text_of
 from aotgrad.cache.serialize import Encoder
@@ -23,7 +22,6 @@ from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError, NoPlanError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
 from aotgrad.pipeline import Compiler, Source, TracedJoint
-from aotgrad.plan_cache.eager_fallback import with_eager_backwards
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, make_backwards
@@ -81,10 +79,8 @@ def restore(
     schedule = replace(stored.schedule, segments=tuple(halves))
     names = GraphNames()
     with names.compiling("forward" if halves else "inference"):
-        compiled = names.of_backward(compiler.backend.compile_forward(forward, stored.static_inputs, bool(halves)))
-    compiled = in_gradient_mode(compiled, forward)
-    if compiler.options.on_error == "eager":
-        compiled = with_eager_backwards(compiled)
+        compiled = compiler.backend.compile_forward(forward, stored.static_inputs, bool(halves))
+    compiled = pipeline.finish(compiled, (forward, *halves), compiler, compiler.observer(), names)
     retrace = reject_retrace if function is None else Retrace(stored, function, compiler, mode, TraceState.now())
     batches = CompiledBatches.of(compiler, "batched backward of a stored function")
     backwards = make_backwards(schedule, compiled, stored.segments, LazyHigherOrder(retrace, batches))

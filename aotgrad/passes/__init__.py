@@ -21,7 +21,7 @@ from aotgrad.passes.functional import CheckFunctional
 from aotgrad.passes.guarded_values import SplitGuard, drop_guarded_values, take_guarded_values
 from aotgrad.passes.input_mutations import keep_input_mutations
 from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
-from aotgrad.passes.late_waits import LateWaits, has_collectives
+from aotgrad.passes.late_waits import LateWaits
 from aotgrad.passes.leftovers import RemoveLeftovers
 from aotgrad.passes.ops import computes
 from aotgrad.passes.overlap_collectives import OverlapCollectives
@@ -78,7 +78,6 @@ __all__ = [
     "computes",
     "drop_guarded_values",
     "generation",
-    "has_collectives",
     "keep_input_mutations",
     "mark_kept_values",
     "overlap_copies",

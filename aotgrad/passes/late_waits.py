@@ -42,8 +42,3 @@ def is_only_awaited(result: fx.Node) -> bool:
     return is_functional and all(
         op_table.is_wait(user.target) for user in result.users if not op_table.is_getitem(user.target)
     )
-
-
-def has_collectives(graph: fx.Graph) -> bool:
-    """Whether processes communicate in a graph."""
-    return any(op_table.communicates(node.target) for node in graph.nodes)

@@ -26,8 +26,7 @@ from aotgrad.errors import ShippingError
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.ir import FOLDED, GraphHalf, SymInput
-from aotgrad.passes import has_collectives
-from aotgrad.pipeline import CompiledGuard, Executable, SmallGraph
+from aotgrad.pipeline import CompiledGuard, Executable, SmallGraph, halves_of
 from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.slots import SlotSignature
 
@@ -62,7 +61,7 @@ def reject_unshippable(plan: CachedPlan, made: Executable) -> None:
     """Raises ShippingError."""
     if plan.output.has_wrappers or plan.output.wrappers.needed:
         raise ShippingError("it takes or returns tensor subclasses")
-    if has_collectives(made.joint.module.graph):
+    if any(half.communicates() for half in halves_of(made.partition)):
         raise ShippingError("it communicates with other processes")
     if any(spec.fake.layout is not torch.strided for spec, _ in made.arguments if not isinstance(spec, SymInput)):
         raise ShippingError("it takes a sparse tensor")

@@ -154,6 +154,18 @@ def test_another_global_state(name, counted):
     assert found.get("cache_hits") is None and found["cache_misses"] == 1
 
 
+def test_a_restored_function_runs_passes_over_its_backward(counted, monkeypatch):
+    places = []
+    apply = aotgrad.passes.BatchMM.apply
+    monkeypatch.setattr(aotgrad.passes.BatchMM, "apply", lambda self, graph: places.append(graph) or apply(self, graph))
+    for expected in (MISS, HIT):
+        result = start(backward_passes=[aotgrad.passes.BatchMM()])
+        assert counted() == expected and not places
+        result.backward()
+        assert len(places) == 1
+        places.clear()
+
+
 def test_another_backend(counted):
     start(backend=aotgrad.DynamoBackend("interpreter"))
     assert counted() == MISS
