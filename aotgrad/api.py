@@ -73,7 +73,8 @@ def aot_function(
     """Compile `fn` ahead of time, forward and backward.
 
     Args:
-        fn: takes and returns pytrees of tensors; other leaves are constants of the plan.
+        fn: takes and returns pytrees of tensors; other leaves are constants of the plan. A module with parameters or buffers
+            is compiled as by `aot_module`.
         fw_compiler: `(fx.GraphModule, example_inputs) -> callable` for the forward graph; or a backend for all graphs, by
             its name (`"inductor"`) or itself.
         bw_compiler: the same for the backward graph; `fw_compiler` if `None`.
@@ -99,6 +100,9 @@ def aot_function(
     if state is not None:
         return train_step(fn, state, backend=backend, options={"dynamic": dynamic, **(options or {})})
     given = {"dynamic": dynamic, "keep_input_mutations": keep_inference_input_mutations, **(options or {})}
+    if isinstance(fn, nn.Module) and num_params_buffers == 0 and [*fn.parameters(), *fn.buffers()]:
+        compilers = {"inference_compiler": inference_compiler, "options": given}
+        return aot_module(fn, fw_compiler, bw_compiler, partition_fn, decompositions, **compilers)
     cache = PlanCache(compiler_of(backend, partition_fn, Options.from_mapping(given)), qualified_name(fn))
     return function_with(cache, fn, num_params_buffers)
 
