@@ -222,6 +222,58 @@ def test_a_way_of_training_with_inductor(make):
     assert_trains_like_eager(make, batches(4), "inductor")
 
 
+COMPILED = {
+    "torch.compile": lambda model: torch.compile(model, backend="aot_eager"),
+    "torch.compile with aotgrad": lambda model: torch.compile(model, backend="aotgrad_eager"),
+    "aot_module": lambda model: aotgrad.aot_module(model, "eager"),
+}
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_a_model_that_is_compiled_already(kind):
+    def make() -> Training:
+        model, optimizer = model_and_optimizer()
+        compiled = COMPILED[kind](model)
+
+        def step(x, y):
+            optimizer.zero_grad()
+            mse(compiled(x), y).backward()
+            optimizer.step()
+
+        return Training(step, [model, optimizer])
+
+    torch._dynamo.reset()
+    assert_trains_like_eager(make, batches(4), plans=2)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_clipping_that_refuses_infinite_gradients(backend):
+    def make() -> Training:
+        model, optimizer = model_and_optimizer()
+
+        def step(x, y):
+            optimizer.zero_grad()
+            mse(model(x), y).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+            optimizer.step()
+
+        return Training(step, [model, optimizer])
+
+    training = build(make)
+    step = aotgrad.train_step(training.step, training.state, backend=backend)
+    (x, y), *others = batches(3)
+    step(x, y)
+    before = [parameter.detach().clone() for parameter in training.state[0].parameters()]
+    with pytest.raises(RuntimeError, match="is non-finite"):
+        step(torch.full_like(x, float("inf")), y)
+    for parameter, value in zip(training.state[0].parameters(), before, strict=True):
+        assert torch.equal(parameter, value)
+    for batch in others:  # the next steps find their plan
+        step(*batch)
+    assert step.plan_cache.fallbacks == {"the function raises while it is traced": 1} and len(step.plans()) == 2
+    assert_trains_like_eager(make, others, backend)
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_gradients_that_are_not_kept(backend):
     wanted, compiled = build(several_backwards), build(several_backwards)
