@@ -243,6 +243,7 @@ class PlanCache:
                 plan = compile_plan(call._replace(function=traced), self.compiler, self.name, earlier)
             except Exception as error:
                 return Admitted(self.after_failure(call, error, traced))
+            traced.raised = None  # an earlier trace raised it, and its frames hold the arguments
             self.add(plan, call)
             return Admitted.of(plan, not plan.takes_guarded or plan.guards.check(call.tensors))
 

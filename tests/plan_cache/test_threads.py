@@ -188,3 +188,17 @@ def test_a_plan_keeps_no_argument_alive():
     del x, y
     gc.collect()
     assert [reference() for reference in references] == [None, None]
+
+
+def test_a_plan_whose_first_trace_failed_keeps_the_memory_of_no_argument_alive():
+    class Tag:
+        pass
+
+    compiled = aotgrad.aot_function(lambda x: x.cos() if x.sum() > 0 else x.sin(), aotgrad.nop)
+    x, tag = torch.ones(2, requires_grad=True), Tag()
+    x.untyped_storage().tag = tag  # which lives as long as the memory
+    reference = weakref.ref(tag)
+    compiled(x).sum().backward()
+    del x, tag
+    gc.collect()
+    assert reference() is None
