@@ -76,6 +76,7 @@ from aotgrad.torch_compat.autograd import (
     release_saved_tensors,
     report_backwards,
     saved_by_function,
+    saved_by_node,
     saved_tensors,
     saves_a_value,
     saves_packed_values,
@@ -122,6 +123,7 @@ from aotgrad.torch_compat.compiled_autograd import (
 )
 from aotgrad.torch_compat.contexts import (
     AutocastState,
+    above_autograd,
     any_autocast_enabled,
     as_inference,
     autocast_as,
@@ -215,7 +217,9 @@ from aotgrad.torch_compat.fakes import (
     symbolic_inputs,
     view_of_fake,
 )
+from aotgrad.torch_compat.frames import called_in, differentiated_in, op_of_formula
 from aotgrad.torch_compat.functional_tensors import (
+    USED_OUTSIDE,
     any_functional,
     detached_functional,
     from_functional,
@@ -377,6 +381,8 @@ from aotgrad.torch_compat.layouts import (
 )
 from aotgrad.torch_compat.logs import artifact_is_on, artifact_logger, structured_trace_is_on, trace_structured
 from aotgrad.torch_compat.memory import (
+    attach_to_storage,
+    attached_to_storage,
     byte_range,
     bytes_of,
     contiguous_in_order,
@@ -424,6 +430,7 @@ from aotgrad.torch_compat.ops import (
     has_registered_effect,
     higher_order_name,
     higher_order_named,
+    is_built_in,
     is_coalesced,
     is_effect_wrapper,
     is_foreach,

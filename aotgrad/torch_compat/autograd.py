@@ -437,6 +437,13 @@ def saved_by_function(node: Any) -> list[Any]:
     return found
 
 
+def saved_by_node(node: Any) -> list[torch.Tensor]:
+    """The strided tensors that a node, custom or not, has saved, its own outputs included."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return saved_tensors(node)
+    return [value for value in node.saved_tensors if value is not None and has_storage(value)]
+
+
 def kept_by_function(node: Any) -> list[Any]:
     """The values that a custom function keeps as attributes of `ctx`."""
     if (closure := _closure_of_dynamo(node)) is not None:

@@ -12,6 +12,22 @@ from torch.utils._device import DeviceContext
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 """The context of compiled graphs: ops skip autograd, view tracking and version tracking."""
 
+_AUTOGRAD_KEYS = (
+    *(torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.AutogradOther),
+    *(torch._C.DispatchKey.AutogradNestedTensor, torch._C.DispatchKey.ADInplaceOrView),
+)
+
+
+@contextlib.contextmanager
+def above_autograd() -> Iterator[None]:
+    """Inside, autograd records ops, as outside of `below_autograd`."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD_KEYS:
+        excluded = excluded.remove(key)
+    with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded):
+        yield
+
+
 _free_guards: list[Any] = []
 
 

@@ -11,6 +11,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils._python_dispatch import _detect_infra_mode
 
+USED_OUTSIDE = "Attempting to use FunctionalTensor on its own"
+"""Part of torch's message when an op gets a functional tensor outside of its trace."""
+
 
 def inner_values(values: Any) -> Any:
     """Arguments with functional tensors replaced by the fakes behind them, without pending writes."""

@@ -17,6 +17,16 @@ def storage_id(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
 
 
+def attach_to_storage(tensor: torch.Tensor, value: Any) -> None:
+    """Let the storage of a tensor hold an object, which every alias of the tensor finds there."""
+    tensor.untyped_storage()._aotgrad_attached = value  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def attached_to_storage(tensor: torch.Tensor) -> Any:
+    """The object that the storage of a tensor holds; `None` if it holds none."""
+    return getattr(tensor.untyped_storage(), "_aotgrad_attached", None)
+
+
 def owners_of(tensor: torch.Tensor) -> int:
     """How many own a tensor: Python, if it has references to it, and each node or list in C++."""
     return tensor._use_count()

@@ -171,7 +171,7 @@ def is_foreach(op: torch._ops.OpOverload) -> bool:
 
 def has_registered_effect(target: Any) -> bool:
     """Whether an effect is registered for a custom op; not cached, because that may happen at any time."""
-    if not isinstance(target, torch._ops.OpOverload) or _is_built_in(target):
+    if not isinstance(target, torch._ops.OpOverload) or is_built_in(target):
         return False
     from torch._higher_order_ops.effects import has_effects
 
@@ -180,7 +180,7 @@ def has_registered_effect(target: Any) -> bool:
 
 def is_impure(node: fx.Node) -> bool:
     """Whether torch keeps a node whose result is not read; of a built-in op, a fact that does not change."""
-    if isinstance(node.target, torch._ops.OpOverload) and _is_built_in(node.target):
+    if isinstance(node.target, torch._ops.OpOverload) and is_built_in(node.target):
         return _is_built_in_impure(node.target)
     return node.is_impure()
 
@@ -190,7 +190,7 @@ def _is_built_in_impure(target: torch._ops.OpOverload) -> bool:
     return fx.Graph().call_function(target).is_impure()
 
 
-def _is_built_in(op: torch._ops.OpOverload) -> bool:
+def is_built_in(op: torch._ops.OpOverload) -> bool:
     return op.namespace in _BUILT_IN_NAMESPACES
 
 

@@ -565,3 +565,21 @@ def test_backwards_are_reported_with_the_gradients_they_start_from():
     x.sum().backward()
     (first,), end, (one,), again = given
     assert first is start and torch.equal(one, torch.ones(())) and end == again == "end"
+
+
+def test_saved_by_node():
+    class Saves(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x, None)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    x = torch.ones(2, requires_grad=True)
+    assert [value is x for value in compat.saved_by_node(Saves.apply(x).grad_fn)] == [True]
+    result = x.exp()
+    (saved,) = compat.saved_by_node(result.grad_fn)
+    assert compat.storage_id(saved) == compat.storage_id(result)

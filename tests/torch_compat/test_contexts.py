@@ -42,6 +42,19 @@ def test_below_autograd_neither_tracks_gradients_nor_views_nor_versions():
     assert plain._version == 0
 
 
+def test_above_autograd():
+    x = torch.ones(2, requires_grad=True)
+    with compat.below_autograd(), compat.above_autograd():
+        product = x * 2
+        assert x.detach()._base is None and x[:1]._base is x
+        (gradient,) = torch.autograd.grad(product.sum(), x)
+    assert gradient.tolist() == [2, 2]
+    with compat.below_autograd():
+        with compat.above_autograd():
+            pass
+        assert not (x * 2).requires_grad
+
+
 def test_disable_autocast_holds_for_every_device():
     x = torch.ones(2, 2)
     with torch.autocast("cpu", torch.bfloat16), compat.disable_autocast():

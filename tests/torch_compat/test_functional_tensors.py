@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from aotgrad import torch_compat as compat
@@ -57,3 +58,10 @@ def test_tensors_of_functionalize_are_told_apart():
     seen = []
     torch.func.functionalize(lambda x: (seen.append(compat.is_functionalized(x)), x + 1)[1])(torch.ones(2))
     assert seen == [True] and not compat.is_functionalized(torch.ones(2))
+
+
+def test_used_outside(fake_mode):
+    with Tracing(fake_mode, torch.ones(2)).active() as x:
+        pass
+    with pytest.raises(RuntimeError, match=compat.USED_OUTSIDE), torch.no_grad():
+        torch.ones(2) * x

@@ -20,6 +20,16 @@ def test_storage_ids_are_equal_for_shared_memory_only():
     assert compat.storage_id(x) != compat.storage_id(x.clone())
 
 
+def test_what_a_storage_holds():
+    x, held = torch.ones(4), object()
+    assert compat.attached_to_storage(x) is None
+    compat.attach_to_storage(x, held)
+    alias = x.detach()[1:]
+    del x
+    assert compat.attached_to_storage(alias) is held
+    assert compat.attached_to_storage(alias.clone()) is None
+
+
 def test_who_has_a_tensor_and_its_memory():
     x = torch.ones(4, requires_grad=True) * 1
     assert compat.owners_of(x) == 1

@@ -23,6 +23,11 @@ def test_lazy_views(view, lazy):
     assert lazy(view(x)) and view(x)._base is x
 
 
+def test_is_built_in():
+    assert compat.is_built_in(aten.sin.default)
+    assert not compat.is_built_in(torch.ops.aotgrad.offload.default)
+
+
 def test_has_registered_effect():
     library = torch.library.Library("aotgrad_compat", "FRAGMENT")
     library.define("loud(Tensor x) -> Tensor")
