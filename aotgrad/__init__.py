@@ -6,6 +6,7 @@ from aotgrad import backends, debug, errors, passes
 from aotgrad.api import aot_function, aot_module, aot_module_simplified, clear_cache
 from aotgrad.backends import make_boxed_compiler, make_boxed_func, nop
 from aotgrad.debug import minifier
+from aotgrad.eager_calls.mark import island
 from aotgrad.export import (
     BackwardSignature,
     ExportedJoint,
@@ -82,6 +83,7 @@ __all__ = [
     "inductor",
     "install",
     "interpreter",
+    "island",
     "last_executed",
     "load",
     "make_boxed_compiler",

@@ -57,6 +57,10 @@ class HigherOrderError(AOTGradError):
     """A gradient of a gradient is not supported here."""
 
 
+class EagerCallError(AOTGradError):
+    """A function that is not traced, but runs in eager between compiled graphs, does something else than in the trace."""
+
+
 class ExportError(AOTGradError):
     """A module or function cannot be exported as one graph, though it compiles; the message says what to change."""
 

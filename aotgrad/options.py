@@ -61,6 +61,9 @@ class Options:
             They hold for the forward and for backwards that are compiled later. Other backends ignore them, and the mode.
         on_error: `"raise"`, or `"eager"`: a function or backward that cannot be compiled runs eagerly, with a warning that
             gives the reason; `counters["eager_on_error"]` counts it.
+        islands: whether a custom op or `autograd.Function` that cannot be traced runs in eager between compiled graphs, with
+            eager's gradients. `None`: with backends that define `supports`. Functions marked by `aotgrad.island` always do.
+            See `docs/islands.md`.
         keep_input_mutations: write mutated inputs inside the graph, not after it; in graphs with a backward, buffers only.
         cache: whether compiled functions are stored on disk for other processes (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`);
             `None`: with `torch.compile` they are, with `aot_function` and `aot_module` they are not. See `docs/cache.md`.
@@ -84,6 +87,7 @@ class Options:
     mode: str = "default"
     inductor: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     on_error: str = "raise"
+    islands: bool | None = None
     keep_input_mutations: bool = False
     flops_per_byte: int | str | None = None
     functionalize_rng: bool = False
@@ -227,6 +231,7 @@ LEGAL_VALUES: dict[str, Sequence[Any] | Budgets | HostMemory] = {
     "flops_per_byte": (*range(1, 4097), "measured"),
     "functionalize_rng": (True, False),
     "grad_segments": (*range(1, 65), "auto"),
+    "islands": (True, False, None),
     "keep_input_mutations": (True, False),
     "memory_budget": Budgets(),
     "memory_budget_of": ("saved", "peak"),

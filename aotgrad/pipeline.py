@@ -26,6 +26,8 @@ from aotgrad.analysis import analyze
 from aotgrad.backends.base import PartitionCompiler
 from aotgrad.backends.eager import EAGER
 from aotgrad.backends.gradient_mode import in_gradient_mode
+from aotgrad.backends.kit import makes_islands
+from aotgrad.capture.eager_calls import Islands
 from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.garbage import collection_paused
 from aotgrad.capture.kernels import reject_kernels_in_shared_memory
@@ -179,6 +181,7 @@ class Source:
         known: values that the function would compute and arguments hold already.
         values: answers what the function asks about the values of `args`.
         repeated: the inputs of an earlier trace that this one repeats; `args` and `hints` are empty then.
+        islands: the functions that are not traced.
         serves_one_call: whether the plan will never be used again; asked after the trace.
     """
 
@@ -188,6 +191,7 @@ class Source:
     known: passes.KnownValues | None = None
     values: ValueReads | None = None
     repeated: tuple[FakeTensorMode, CallingConvention] | None = None
+    islands: Islands | None = None
     serves_one_call: Callable[[], bool] = lambda: False
 
     def inputs(self) -> tuple[FakeTensorMode, CallingConvention]:
@@ -228,6 +232,11 @@ class Compiler:
     def min_graph_ops(self) -> int:
         """The number of ops from which on a function is worth compiling."""
         return self.backend.min_graph_ops if self.options.min_graph_ops is None else self.options.min_graph_ops
+
+    @property
+    def finds_islands(self) -> bool:
+        """Whether functions that cannot be traced run in eager between compiled graphs."""
+        return makes_islands(self.backend) if self.options.islands is None else self.options.islands
 
     @property
     def objective(self) -> Objective:
@@ -273,11 +282,12 @@ def compile(source: Source, compiler: Compiler) -> Stages:
     with collection_paused():
         mode, convention = source.inputs()
         decompositions = compiler.backend.decompositions()
-        capture = capture_function(source.function, convention, mode, decompositions, source.values)
+        given = (mode, decompositions, source.values, source.islands)
+        capture = capture_function(source.function, convention, *given)
         meta = analyze(capture)
         if sharing := source.sharing(meta):  # rare: an input that is mutated shares memory with another one
             convention = share_memory(convention, source.args, sharing, mode)
-            capture = capture_function(source.function, convention, mode, decompositions, source.values)
+            capture = capture_function(source.function, convention, *given)
             meta = analyze(capture)
         observe("capture", capture)
         observe("analysis", meta)

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "aotgrad"
 FILES = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in sorted(PACKAGE.rglob("*.py"))}
 STAGES = ("analysis", "backends", "capture", "convention", "joint", "partition", "passes", "runtime")
 SHARED = (
+    "eager_calls",  # the trace records them, and no backend compiles them
     "errors",
     "graph",
     "guards.data_dependent",  # the trace reads what it guards

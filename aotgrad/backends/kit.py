@@ -29,6 +29,7 @@ from aotgrad import torch_compat
 from aotgrad.backends.base import Artefacts, GraphCompiler, PartitionCompiler, boxed, checked_arity
 from aotgrad.backends.pieces import compile_pieces
 from aotgrad.backends.uncompiled import cut_apart
+from aotgrad.eager_calls.ops import reasons_of_eager_calls
 from aotgrad.errors import BackendError
 from aotgrad.graph import op_table
 from aotgrad.graph.ends import output_node, outputs_of
@@ -178,8 +179,14 @@ class Backend:
         return {*ops, *(user for op in ops for user in op.users if op_table.is_getitem(user.target))}
 
     def islands(self, graph: fx.Graph) -> Mapping[fx.Node, str]:
-        ops = filter(may_be_unsupported, graph.nodes)
-        return {node: f"{self.name} does not support it" for node in ops if not self.supports(node)}
+        known = reasons_of_eager_calls(graph)
+        ops = [node for node in graph.nodes if may_be_unsupported(node) and node not in known]
+        return known | {node: f"{self.name} does not support it" for node in ops if not self.supports(node)}
+
+
+def makes_islands(backend: PartitionCompiler) -> bool:
+    """Whether the author of a backend says which ops it supports."""
+    return isinstance(backend, Backend) and type(backend).supports is not Backend.supports
 
 
 def may_be_unsupported(node: fx.Node) -> bool:

@@ -7,18 +7,21 @@ Not compiled are:
 - sparse values: Inductor treats them as dense, with the strides that the trace made up.
 - values computed from `values()` or `indices()` of a sparse tensor: the trace does not know their number.
 - ops without a shape function, such as `linalg.lstsq`: Inductor would need their sizes, which depend on data.
+- calls of functions that are not traced, and their backwards.
 - writes into a view of a complex tensor: Inductor makes them in place, and moves reads of the tensor before them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.pieces import Cut, NodeGroup, copy_with_sizes
+from aotgrad.eager_calls.ops import is_eager_call, reasons_of_eager_calls
 from aotgrad.graph import op_table
 
 
@@ -31,7 +34,8 @@ def reasons(graph: fx.Graph) -> dict[fx.Node, str]:
     """The ops that are not compiled, and why."""
     apart = uncompiled_nodes(graph) if must_be_cut(graph) else ()
     ops = (node for node in graph.nodes if node.op == "call_function" and not op_table.is_getitem(node.target))
-    return {node: reason_for(node) for node in ops if node in apart}
+    known = reasons_of_eager_calls(graph)
+    return {node: known.get(node) or reason_for(node) for node in ops if node in apart}
 
 
 def reason_for(node: fx.Node) -> str:
@@ -44,13 +48,17 @@ def reason_for(node: fx.Node) -> str:
 
 def is_left_whole(node: fx.Node) -> bool:
     """Whether a dense node is not compiled."""
-    return is_sized_by_values(node) or is_complex_scatter(node)
+    return is_sized_by_values(node) or is_complex_scatter(node) or is_eager_call(op_of_item(node))
 
 
 def is_sized_by_values(node: fx.Node) -> bool:
     """Whether a node is an op without a shape function, or one of its results."""
-    op = node.all_input_nodes[0].target if op_table.is_getitem(node.target) else node.target
-    return torch_compat.READS_VALUES.get(op) is torch_compat.Read.SIZES
+    return torch_compat.READS_VALUES.get(op_of_item(node)) is torch_compat.Read.SIZES
+
+
+def op_of_item(node: fx.Node) -> Any:
+    """The op of a node, or the one whose result it is an item of."""
+    return node.all_input_nodes[0].target if op_table.is_getitem(node.target) else node.target
 
 
 def is_complex_scatter(node: fx.Node) -> bool:

@@ -35,6 +35,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from aotgrad import ir, slots, torch_compat
 from aotgrad.cache import entry
 from aotgrad.convention import sharing
+from aotgrad.eager_calls.ops import is_eager_call
 from aotgrad.graph import collectives
 from aotgrad.runtime import schedule, steps
 
@@ -144,6 +145,8 @@ class Encoder:
 
     def operator(self, value: Any) -> list[Any]:
         name = torch_compat.schema_name(value)
+        if is_eager_call(value):
+            raise NotSerializable("the call of a function that is not traced")
         if name.partition("::")[0] in BUILT_IN_NAMESPACES:
             return ["op", name]
         if not self.custom_ops:

@@ -21,6 +21,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.capture import gradient_aliases, views_before_mutation
+from aotgrad.capture.eager_calls import EagerCallRecorder, Islands
 from aotgrad.capture.fast_recorder import FastRecorder
 from aotgrad.capture.function_mode import FunctionHandlers
 from aotgrad.capture.functional import input_state, make_arguments, make_primals, shared_versions
@@ -32,6 +33,7 @@ from aotgrad.capture.literals import SymbolicLiterals
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, rerun_context
 from aotgrad.capture.values import ValueReads, forget_constants, takes_symbolic_float
+from aotgrad.eager_calls.call import EagerCall
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.graph import op_table
 from aotgrad.graph.lazy_module import LazyGraphModule
@@ -91,6 +93,7 @@ class Trace:
         self.on_hook: Callable[[Any, Sequence[Any]], None] | None = None
         self.on_region: OnRegion | None = None
         self.changing: set[Any] = set()
+        self.eager_calls: list[EagerCall] = []
         self._regions, self._backwards = itertools.count(), itertools.count()
         self._retraced = retraced
         self._kept: list[KeptRegion] = []
@@ -360,6 +363,7 @@ def capture_function(
     fake_mode: FakeTensorMode,
     decompositions: Mapping[Any, Callable],
     values: ValueReads | None = None,
+    islands: Islands | None = None,
 ) -> Capture:
     """Run `function` once on fake inputs.
 
@@ -369,6 +373,7 @@ def capture_function(
         fake_mode: the mode of the inputs' fake tensors.
         decompositions: op overload -> function, applied while recording.
         values: answers questions about values of tensors; by default they are errors.
+        islands: the functions that are not traced, but become single ops; by default a marked function is an error.
 
     Raises:
         CaptureError: the function needs a tensor's value, or returns something that cannot be traced. The function's own
@@ -380,7 +385,7 @@ def capture_function(
     while True:
         trace = Trace(fake_mode, decompositions, values, has_symbolic_inputs(convention), changing)
         values.begin(trace.recorder, fake_mode, convention)
-        capture = run_traced(trace, function, convention, values)
+        capture = run_traced(trace, function, convention, values, islands)
         if not (found := trace.regions_to_retrace()):
             return capture
         changing = {**changing, **found}
@@ -398,8 +403,12 @@ class Observers:
 
 
 @contextlib.contextmanager
-def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any]) -> Iterator[Observers]:
+def observe(
+    trace: Trace, convention: CallingConvention, arguments: Sequence[Any], islands: Islands | None
+) -> Iterator[Observers]:
     """Inside, the function runs, with handlers for the calls that no op shows."""
+    eager_calls = EagerCallRecorder(islands, trace.recorder, convention)
+    trace.eager_calls = eager_calls.calls
     assignments = trace.assignments(arguments)
     reshapes = torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments))
     hooks = HookRecords(arguments, trace.announce_hook)
@@ -407,13 +416,14 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
     versions = shared_versions(convention, arguments)
     index_marks = IndexMarks(trace.recorder) if has_symbolic_inputs(convention) else None
     attention = torch_compat.JaggedAttention()
-    handlers = (assignments, reshapes, hooks, views, versions, index_marks, attention, SymbolicLiterals())
+    handlers = (assignments, reshapes, hooks, views, versions, index_marks, attention, SymbolicLiterals(), eager_calls)
     with (
         assignments,
         FunctionHandlers([handler for handler in handlers if handler is not None]),
         gradient_aliases.collected() as joins,
         trace.watch_draws(),
         trace.checkpoints(),
+        rerun_context(eager_calls.active),
         torch_compat.report_backwards(trace.inner_backward),
         torch_compat.noted_materialization(),
         torch_compat.refused_parallel_modules(),
@@ -421,13 +431,15 @@ def observe(trace: Trace, convention: CallingConvention, arguments: Sequence[Any
         yield Observers(assignments, reshapes, hooks, views, joins)
 
 
-def run_traced(trace: Trace, function: FlatFunction, convention: CallingConvention, values: ValueReads) -> Capture:
+def run_traced(
+    trace: Trace, function: FlatFunction, convention: CallingConvention, values: ValueReads, islands: Islands | None
+) -> Capture:
     """Run `function` once, with `trace` recording."""
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode(), torch_compat.tracked_views():
         primals, arguments = _make_inputs(trace, convention)
         before = tuple(map(input_state, arguments))
-        with observe(trace, convention, arguments) as seen:
+        with observe(trace, convention, arguments, islands) as seen:
             results = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         grad_mode_after = torch.is_grad_enabled()
         trace.settle(results, arguments)
@@ -591,8 +603,8 @@ EXPLANATIONS = {
         "Change the tensor that the view was made from, or clone() first"
     ),
     "numpy() is not supported": (
-        "a tensor is turned into a NumPy array, at {line}. It has no values while tracing: "
-        "use torch's own functions, or do this outside of the compiled function"
+        "a tensor is turned into a NumPy array, at {line}. It has no values while tracing: use torch's own functions, mark "
+        "the function that does this by aotgrad.island, or do this outside of the compiled function"
     ),
     "resize a view tensor to a larger size": (
         "an input is resized beyond its storage, at {line}. Allocate it large enough before the call, or do this outside "

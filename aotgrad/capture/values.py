@@ -281,6 +281,10 @@ class Prologue:
     def keep_only(self, kept: Sequence[int]) -> None:
         self._kept = tuple(self._kept[k] for k in kept)
 
+    def value_of(self, node: fx.Node) -> Any:
+        """The value of a node of the trace in this call."""
+        return self._values[self._copied(node)]
+
     def call(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[fx.Node, Any]:
         """An op on traced tensors, as a node of this graph, and its result."""
         args, kwargs = pytree.tree_map_only(torch.Tensor, lambda each: node_of(each, self._recorder), (args, kwargs))

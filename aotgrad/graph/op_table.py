@@ -45,6 +45,7 @@ EFFECTS = frozenset(
         "aten._functional_assert_scalar",
         "aten.sym_constrain_range",
         "aten.sym_constrain_range_for_size",
+        "aotgrad.eager_call",  # nobody knows what its function does
         "higher_order.print",
         "higher_order.with_effects",
         "profiler._record_function_enter",

@@ -17,6 +17,7 @@ import torch.fx as fx
 from aotgrad import ir
 from aotgrad.backends.base import PartitionCompiler
 from aotgrad.backends.in_place_updates import updates_of
+from aotgrad.eager_calls.ops import CALL_RESULTS
 from aotgrad.graph import op_table
 from aotgrad.graph.host_copies import RELOAD
 from aotgrad.graph.memory_owners import memory_owner
@@ -218,7 +219,8 @@ class _Rows:
     def islands(self, backend: PartitionCompiler) -> Iterator[IslandRow]:
         for name, half in self.halves():
             for node, reason in backend.islands(half.module.graph).items():
-                yield IslandRow(name, node_name(node, node.name), node_type(node), reason, where(node))
+                if node.target is not CALL_RESULTS:  # a part of its call
+                    yield IslandRow(name, node_name(node, node.name), node_type(node), reason, where(node))
 
     def nodes_of(self, backend: PartitionCompiler) -> Iterator[NodeRow]:
         """The nodes of the joint graph, or of the one graph that runs."""

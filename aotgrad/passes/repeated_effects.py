@@ -12,6 +12,7 @@ from typing import Any
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.eager_calls.ops import is_eager_call
 from aotgrad.errors import HigherOrderError
 from aotgrad.graph import op_table
 from aotgrad.ir import JointGraph
@@ -45,7 +46,7 @@ def reject_repeated_effect(target: Any) -> None:
     Raises:
         HigherOrderError: names the op.
     """
-    if torch_compat.has_registered_effect(target):
+    if torch_compat.has_registered_effect(target) or is_eager_call(target):
         raise HigherOrderError(
             f"a gradient of a gradient needs the result of {op_table.op_name(target)}, which was not saved; the op has an "
             "effect, so it does not run a second time. Call it outside of the compiled function"

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from aotgrad import native, passes, pipeline, torch_compat
+from aotgrad.capture.eager_calls import Islands, untraceable_function
 from aotgrad.capture.trace import DATA_DEPENDENT
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import Dedupe, MemorySharing
@@ -68,6 +69,7 @@ def compile_plan(
         source = assumptions.source(function, tensors, known, call.serves_one_call)
         try:
             stages = pipeline.compile(source, compiler)
+            assumptions.forget_values()
             break
         except WrappedGradient as error:
             layout = call.arguments.layout if isinstance(call.arguments, WrapperArguments) else None
@@ -119,18 +121,24 @@ class Assumptions:
         hints: which arguments are static, and which of their sizes are symbolic.
         level: how many questions about values are answered; `None`: questions are not told from other errors.
         shares_guarded: see `Call`.
+        islands: what is not traced; `None`: all is.
+        finds_islands: whether a function that cannot be traced becomes an island.
     """
 
     hints: Sequence[InputHint]
     level: Level | None
     shares_guarded: bool
+    islands: Islands | None
+    finds_islands: bool
 
     @classmethod
     def of(cls, call: Call, compiler: Compiler, earlier: Sequence[CachedPlan], dedupe: Dedupe) -> Assumptions:
         """The weakest ones, but for a level that an earlier plan has needed."""
         levels = (plan.guards.values.level for plan in earlier if plan.guards.values is not None)
         level = None if compiler.lower is None else max(levels, default=call.level)
-        return cls(dedupe.enter(hints_of(call, compiler, earlier)), level, call.shares_guarded)
+        hints = dedupe.enter(hints_of(call, compiler, earlier))
+        islands = None if compiler.lower is None else Islands.on(dedupe.enter(call.tensors))
+        return cls(hints, level, call.shares_guarded, islands, compiler.finds_islands)
 
     def source(
         self,
@@ -140,22 +148,34 @@ class Assumptions:
         serves_one_call: Callable[[], bool],
     ) -> Source:
         values = None if self.level is None else ValueReads(self.level, tensors, self.shares_guarded)
-        return Source(function, tensors, self.hints, known, values, serves_one_call=serves_one_call)
+        return Source(function, tensors, self.hints, known, values, islands=self.islands, serves_one_call=serves_one_call)
 
     def after(self, error: Exception, failed: Source) -> Assumptions | None:
         """The next stricter ones after a trace that raised; `None` if they would not help.
 
-        Sizes are static where torch has no shape function for an op. A function that asked about values gets answers.
+        Sizes are static where torch has no shape function for an op. A function that asked about values gets answers. A
+        custom op or autograd function that still cannot be traced is an island.
         """
         if torch_compat.lacks_shape_function(error) and any(hint.dynamic_dims for hint in self.hints):
             return replace(self, hints=[replace(hint, dynamic_dims=frozenset()) for hint in self.hints])
-        if failed.values is None or not failed.values.asked or self.level is None or self.level is max(Level):
+        if failed.values is not None and failed.values.asked and self.level is not None and self.level < max(Level):
+            return replace(self, level=Level(self.level + 1))
+        if self.islands is None or not self.finds_islands:
             return None
-        return replace(self, level=Level(self.level + 1))
+        if (found := untraceable_function(error)) is None or found[0] in self.islands.functions:
+            return None
+        return replace(self, islands=self.islands.with_function(*found))
+
+    def forget_values(self) -> None:
+        """Free what the plan must not keep alive."""
+        if self.islands is not None:
+            self.islands.forget_values()
 
     def __str__(self) -> str:
         sizes = "symbolic sizes" if any(hint.dynamic_dims for hint in self.hints) else "static sizes"
-        return sizes if self.level is None else f"{sizes} and level {self.level.name} for values"
+        levels = [] if self.level is None else [f"level {self.level.name} for values"]
+        islands = [f"{each} as an island" for each in self.islands.functions] if self.islands else []
+        return " and ".join([sizes, *levels, *islands])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1379,3 +1379,97 @@ def data_parallel_module_inside():
     with fake_processes(1):
         fully_shard(model[0])
         aotgrad.aot_module(model, aotgrad.nop)(torch.ones(3, 4))
+
+
+@error_case
+def island_that_returns_a_view():
+    """A function that is not traced returns a view of its argument."""
+    flat = aotgrad.island(lambda x: x.view(-1))
+    aotgrad.aot_function(lambda x: flat(x.cos()), aotgrad.nop)(torch.ones(3, 2))
+
+
+@error_case
+def island_that_changes_an_argument():
+    """A function that is not traced changes its argument in place."""
+
+    @aotgrad.island
+    def count(x):
+        return x.add_(1) * 2
+
+    aotgrad.aot_function(lambda x: count(x.cos()), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def island_that_returns_a_number():
+    """A function that is not traced returns a Python value, which a graph would keep as it is."""
+    mean = aotgrad.island(lambda x: x.mean().item())
+    aotgrad.aot_function(lambda x: x * mean(x), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def island_with_a_closed_over_parameter():
+    """A function that is not traced computes with a tensor that requires grad, and would give it no gradient."""
+    weight = torch.ones(3, requires_grad=True)
+    scaled = aotgrad.island(lambda x: x * weight)
+    aotgrad.aot_function(lambda x: scaled(x.cos()), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def island_whose_results_change():
+    """The size of a result depends on the values of the argument."""
+    positive = aotgrad.island(lambda x: x[x > 0])
+    compiled = aotgrad.aot_function(lambda x: positive(x.cos()), aotgrad.nop)
+    compiled(torch.ones(3))
+    compiled(torch.arange(3.0))
+
+
+@error_case
+def island_behind_a_hook_that_copies():
+    """A saved-tensor hook stores a copy of what the backward needs."""
+    exponential = aotgrad.island(torch.exp)
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda value: value):
+        y = aotgrad.aot_function(lambda x: exponential(x.cos()), aotgrad.nop)(x)
+    y.sum().backward()
+
+
+@error_case
+def island_in_an_export():
+    """A graph that is exported runs without the function."""
+    exponential = aotgrad.island(lambda x: x.exp())
+    aotgrad.export_joint(lambda x: exponential(x.cos()), (torch.ones(3, requires_grad=True),))
+
+
+@error_case
+def island_with_a_subclass():
+    """A function that is not traced gets a tensor that consists of others."""
+    exponential = aotgrad.island(lambda x: x.exp())
+    pair = TwoTensor(torch.ones(3), torch.ones(3))
+    aotgrad.aot_function(lambda x: exponential(x.cos()), aotgrad.nop)(pair)
+
+
+@error_case
+def gradient_through_a_changed_argument_of_an_island():
+    """An argument of a function that is not traced is changed in place after the call."""
+    exponential = aotgrad.island(lambda x: x.exp())
+
+    def function(x):
+        z = x * 2
+        y = exponential(z)
+        z.add_(1)
+        return y * z
+
+    x = torch.ones(3, requires_grad=True)
+    torch.autograd.grad(aotgrad.aot_function(function, aotgrad.nop)(x).sum(), x, create_graph=True)
+
+
+@error_case
+def island_with_a_tensor_of_the_function():
+    """A function that is not traced closes over a traced tensor."""
+
+    def function(x):
+        y = x.sin()
+        scaled = aotgrad.island(lambda z: z * y)
+        return scaled(x)
+
+    aotgrad.aot_function(function, aotgrad.nop)(torch.ones(3))

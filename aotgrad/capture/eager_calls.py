@@ -1,0 +1,278 @@
+"""Records calls of functions that are not traced, and finds those that cannot be.
+
+    found = untraceable_function(error)                          (NumpySin, "it turns a tensor into a NumPy array")
+    capture_function(..., islands=Islands({NumpySin: ...}, real_inputs))
+
+A trace that raises within a custom op or an autograd function is repeated with that op or function as an eager call. The
+form of its results is learnt on the values of this call: the nodes that lead to its arguments run on the real inputs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+
+from aotgrad import torch_compat
+from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
+from aotgrad.capture.values import Prologue, node_of
+from aotgrad.eager_calls.call import KNOWN, DenseForm, Differentiation, EagerCall, Invocation, modules_among, named_state
+from aotgrad.eager_calls.mark import recorded_applications, recorded_by
+from aotgrad.eager_calls.ops import CALL, Recorded
+from aotgrad.errors import CaptureError
+from aotgrad.graph.copies import copy_node
+from aotgrad.ir import CallingConvention
+
+
+@dataclass(frozen=True)
+class Islands:
+    """The functions that a trace records as eager calls, besides marked ones, each with the reason.
+
+    `functions` are custom ops and classes of autograd functions. `arguments` are the real ones, on which forms are learnt.
+    `examples`: what was computed of them, by trace.
+    """
+
+    functions: Mapping[Any, str]
+    arguments: list[torch.Tensor]
+    examples: list[Examples] = field(default_factory=list)
+
+    @classmethod
+    def on(cls, arguments: Sequence[torch.Tensor]) -> Islands:
+        """No functions yet. Keeps aliases: while a training step is traced, its parameters hold traced values."""
+        return cls({}, [argument.detach() for argument in arguments])
+
+    def with_function(self, function: Any, reason: str) -> Islands:
+        return replace(self, functions={**self.functions, function: reason})
+
+    def forget_values(self) -> None:
+        """Free the values of the call, when the plan is made."""
+        self.arguments.clear()
+        for each in self.examples:
+            each.forget_values()
+        self.examples.clear()
+
+    @property
+    def classes(self) -> dict[type[torch.autograd.Function], str]:
+        return {each: reason for each, reason in self.functions.items() if isinstance(each, type)}
+
+    @property
+    def ops(self) -> dict[Any, str]:
+        """The ops, by each name under which they are called."""
+        ops = {each: reason for each, reason in self.functions.items() if not isinstance(each, type)}
+        return {**ops, **{each.overloadpacket: reason for each, reason in ops.items()}}
+
+
+class EagerCallRecorder:
+    """A handler of calls that records those of `islands` as single ops of the graph."""
+
+    def __init__(self, islands: Islands | None, recorder: Recorder, convention: CallingConvention) -> None:
+        self._islands = islands or Islands.on(())
+        self._examples = None if islands is None else Examples(recorder, convention, islands.arguments)
+        self._islands.examples.extend([] if self._examples is None else [self._examples])
+        self._recorder = recorder
+        self._ops = self._islands.ops
+        self.functions = self._ops.keys()
+        self.calls: list[EagerCall] = []
+
+    def handle(self, function: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self.record(function, str(function), self._ops[function], args, kwargs)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        with recorded_by(self.record), recorded_applications(self._islands.classes):
+            yield
+
+    def record(self, function: Callable, name: str, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The results of a call, which becomes an op of the graph; inside of a transform of `torch.func`, it is traced.
+
+        Raises:
+            CaptureError: no real arguments are known, or the function cannot be an op.
+        """
+        if torch_compat.transform_is_open():
+            with recorded_by(None):
+                return function(*args, **kwargs)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves = [int(value) if isinstance(value, torch.SymInt) else value for value in leaves]
+        named = dict(named_state(modules_among(leaves)))
+        tensors = [*(value for value in leaves if isinstance(value, torch.Tensor)), *named.values()]
+        if any(map(torch_compat.is_wrapper_subclass, tensors)):
+            raise CaptureError(f"{name} is not traced, since {reason}, and gets a tensor subclass; pass plain tensors")
+        constants = tuple((k, value) for k, value in enumerate(leaves) if not isinstance(value, torch.Tensor))
+        grad_mode = torch.is_grad_enabled()
+        needs = tuple(grad_mode and value.requires_grad for value in tensors)
+        autocast = torch_compat.autocast_state()
+        invocation = Invocation(function, name, reason, spec, constants, tuple(named), needs, grad_mode, autocast)
+        call = self.known(invocation, tensors, lambda: list(map(self.example, tensors)))
+        return call.structure.rebuild(self.apply(call, tensors))
+
+    def differentiate(
+        self, call: EagerCall, tape: torch.Tensor, inputs: Sequence[torch.Tensor], gradients: Sequence[Any]
+    ) -> Sequence[torch.Tensor]:
+        """The gradients of the inputs of a call that get one, themselves differentiable."""
+        given = [value for value in gradients if value is not None]
+        needs = (False, *call.invocation.needs, *(value.requires_grad for value in given))
+        invocation = Differentiation(call, tuple(value is not None for value in gradients), needs)
+
+        def examples() -> list[torch.Tensor]:
+            assert self._examples is not None
+            real_tape = self._examples.value_of(node_of(tape, self._recorder))
+            ones = (form.empty().fill_(1) for form, value in zip(call.outputs, gradients, strict=True) if value is not None)
+            return [real_tape, *(form.empty() for form in call.inputs), *ones]
+
+        tensors = [tape, *inputs, *given]
+        return self.apply(self.known(invocation, tensors, examples), tensors)
+
+    def apply(self, call: EagerCall, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.calls.append(call)
+        return Recorded.apply(call, self.differentiate, *tensors)
+
+    def known(
+        self,
+        invocation: Invocation | Differentiation,
+        tensors: Sequence[torch.Tensor],
+        make_examples: Callable[[], Sequence[torch.Tensor]],
+    ) -> EagerCall:
+        """The call with its form, which is learnt once for the same function and arguments of the same forms.
+
+        Raises:
+            CaptureError: it is not known, and there are no real arguments on which to learn it.
+        """
+        forms = (DenseForm(tuple(map(int, t.size())), tuple(map(int, t.stride())), t.dtype, t.device) for t in tensors)
+        key = (*invocation.key, *forms)
+        if self._examples is None:
+            raise CaptureError(
+                f"{invocation.name} is not traced, since {invocation.reason}, at {printed_line(user_stack_trace())}. Only "
+                "aot_function, aot_module and train_step run it between compiled graphs; a graph that is exported cannot"
+            )
+        if (found := KNOWN.get(key)) is not None:
+            return found
+        with unobserved_run(), explained_closures(invocation.name):
+            call = EagerCall.learn(invocation, make_examples())
+        KNOWN[key] = call
+        return call
+
+    def example(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The value of a traced tensor in this call, in memory of its own."""
+        if torch_compat.any_functional([tensor]):
+            assert self._examples is not None
+            tensor = self._examples.value_of(node_of(tensor, self._recorder))
+        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+class Examples(Prologue):
+    """The values of a trace in this call; eager calls run once more for them."""
+
+    def forget_values(self) -> None:
+        self._values.clear()
+
+    def _copy(self, node: fx.Node) -> fx.Node:
+        if node.target is not CALL:
+            return super()._copy(node)
+        with unobserved_run():
+            return self._run(copy_node(self.graph, node, self._copies.__getitem__))
+
+
+@contextlib.contextmanager
+def explained_closures(name: str) -> Iterator[None]:
+    """Inside, a function runs that is not traced.
+
+    Raises:
+        CaptureError: it closes over a traced tensor.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if torch_compat.USED_OUTSIDE not in str(error):
+            raise
+        raise CaptureError(
+            f"{name}, which is not traced, uses a tensor of the function around it that is no argument of it; pass it as an "
+            "argument"
+        ) from error
+
+
+@contextlib.contextmanager
+def unobserved_run() -> Iterator[None]:
+    """Inside, a function runs for real, and no random generator moves."""
+    with (
+        torch_compat.bare_evaluation(),
+        torch_compat.no_python_dispatcher(),
+        torch_compat.unobserved(),
+        torch_compat.hidden_saved_tensor_hooks(),
+        kept_random_states(),
+        recorded_by(None),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Inside, random numbers are drawn that will be drawn again: by torch, Python and NumPy."""
+    numpy, torchs = sys.modules.get("numpy"), torch_compat.default_generators()
+    states = [generator.get_state() for generator in torchs]
+    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        yield
+    finally:
+        for generator, state in zip(torchs, states, strict=True):
+            generator.set_state(state)
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+# -- what cannot be traced
+
+REASONS = {
+    "no fake impl registered": "it has no fake implementation",
+    "UnsupportedOperatorException": "it has no fake implementation",
+    "with Meta tensors": "it has no fake implementation",
+    "numpy() is not supported": "it turns a tensor into a NumPy array",
+    "tolist() shouldn't be called": "it turns a tensor into a list",
+    "Cannot access data pointer": "it reads the memory of a tensor",
+    "Cannot access storage": "it reads the memory of a tensor",
+    "DataDependentOutputException": "it branches on the value of a tensor",
+    "GuardOnDataDependentSymNode": "it branches on the value of a tensor",
+    "a gradient that arrives only in the backward": "its backward branches on the value of a tensor",
+}
+"""Parts of the errors of a trace, with their types -> why a function is not traced."""
+
+
+def untraceable_function(error: BaseException) -> tuple[Any, str] | None:
+    """The custom op or autograd function that cannot be traced, and why; `None` if an error has another reason.
+
+    In a backward, the function whose backward it is; else the innermost.
+    """
+    errors = list(causes_of(error))
+    texts = [f"{type(each).__name__}: {each}" for each in errors]
+    reason = next((why for part, why in REASONS.items() if any(part in text for text in texts)), None)
+    if reason is None:
+        return None
+    frames = [frame for each in errors for frame, _ in traceback.walk_tb(each.__traceback__)]
+    called = [*map(torch_compat.differentiated_in, frames), *map(torch_compat.called_in, reversed(frames))]
+    found = next(filter(None, map(users_own, called)), None)
+    return None if found is None else (found, reason)
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and its causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def users_own(found: Any) -> Any:
+    """A user's autograd function, or a user's op that only computes its results; `None` for others."""
+    op = torch_compat.op_of_formula(found) if isinstance(found, type) else found
+    if op is None:
+        is_ours = found is None or found.__module__.startswith(("torch.", "aotgrad."))
+        return None if is_ours else found
+    aliases = any(each.alias_info is not None for each in (*op._schema.arguments, *op._schema.returns))
+    return None if aliases or torch_compat.is_built_in(op) or op.namespace == "aotgrad" else op

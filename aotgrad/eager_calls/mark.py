@@ -1,0 +1,87 @@
+"""The decorator for functions that are not traced, and what a trace does with their calls."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+
+Record = Callable[[Callable, str, str, tuple, dict[str, Any]], Any]
+"""Records a call: the function, its name, why it is not traced, and its arguments."""
+
+_open_record: contextvars.ContextVar[Record | None] = contextvars.ContextVar("_open_record", default=None)
+F = TypeVar("F", bound=Callable)
+
+
+def island(function: F) -> F:
+    """Let a function run in eager, between compiled graphs: its Python code is not traced.
+
+    >>> @island
+    ... def round_to_grid(x):
+    ...     return torch.from_numpy(x.detach().numpy().round(2))
+
+    In a function of `aot_function`, `aot_module` or `train_step`, it becomes one op of the graph. It returns tensors, in any
+    pytree, and its gradients are those that eager computes. When the function around it is compiled, it runs once more,
+    forward and backward, to learn the forms of its results, which may depend on the sizes and dtypes of its arguments only.
+    Behind Dynamo it breaks the graph.
+
+    Raises:
+        CaptureError: when the function around it is compiled, if it changes an argument, returns a view of one, returns
+            other values than tensors, or needs the gradient of a tensor that is no argument.
+        EagerCallError: when it runs, if its results have other forms than before.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        record = _open_record.get()
+        if record is None:
+            return function(*args, **kwargs)
+        return record(function, function_label(function), "it is marked as an island", args, kwargs)
+
+    return torch.compiler.disable(call)  # pyright: ignore[reportReturnType]
+
+
+def function_label(function: Any) -> str:
+    """What messages call a function or op."""
+    return str(getattr(function, "__qualname__", function))
+
+
+@contextlib.contextmanager
+def recorded_by(record: Record | None) -> Iterator[None]:
+    """Inside, `record` gets the calls of marked functions; `None`: they run."""
+    token = _open_record.set(record)
+    try:
+        yield
+    finally:
+        _open_record.reset(token)
+
+
+@contextlib.contextmanager
+def recorded_applications(classes: dict[type[torch.autograd.Function], str]) -> Iterator[None]:
+    """Inside, the open record gets the calls of these autograd functions, each with the reason."""
+    with contextlib.ExitStack() as stack:
+        for kind, reason in classes.items():
+            stack.enter_context(_recorded_application(kind, reason))
+        yield
+
+
+@contextlib.contextmanager
+def _recorded_application(kind: Any, reason: str) -> Iterator[None]:
+    own, apply = kind.__dict__.get("apply"), kind.apply
+
+    def apply_or_record(*args: Any) -> Any:
+        record = _open_record.get()
+        return apply(*args) if record is None else record(apply, kind.__qualname__, reason, args, {})
+
+    kind.apply = staticmethod(apply_or_record)
+    try:
+        yield
+    finally:
+        if own is None:
+            del kind.apply
+        else:
+            kind.apply = own

@@ -1,0 +1,139 @@
+"""The operators that stand for an eager call and its backward in a graph.
+
+    tape = aotgrad.eager_call(number, inputs)
+    results = aotgrad.eager_call_results(number, tape)
+    gradients = aotgrad.eager_call_backward(number, tape, kept, gradients)
+
+A call has an effect, since nobody knows what the function does: it runs once, in its place. `kept` are the inputs and
+results that its autograd graph has saved: as arguments of the backward, they are saved values, whose versions are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.fx as fx
+from torch.fx.node import has_side_effect
+
+from aotgrad import torch_compat
+from aotgrad.eager_calls.call import CALLS, EagerCall
+from aotgrad.eager_calls.tape import Tape
+from aotgrad.errors import HigherOrderError
+
+_operators = torch.library.Library("aotgrad", "FRAGMENT")
+_operators.define("eager_call(int number, Tensor[] inputs) -> Tensor")
+_operators.define("eager_call_results(int number, Tensor tape) -> Tensor[]")
+_operators.define("eager_call_backward(int number, Tensor tape, Tensor[] kept, Tensor?[] gradients) -> Tensor[]")
+
+
+def _run(number: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    return CALLS[number].run(inputs)
+
+
+def _results(number: int, tape: torch.Tensor) -> list[torch.Tensor]:
+    return CALLS[number].results(Tape.of(tape))
+
+
+def _run_backward(
+    number: int, tape: torch.Tensor, kept: Any, gradients: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    return CALLS[number].run_backward(Tape.of(tape), gradients)
+
+
+def _fake(number: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.empty(1, dtype=torch.uint8)
+
+
+def _fake_results(number: int, tape: torch.Tensor) -> list[torch.Tensor]:
+    return [form.empty() for form in CALLS[number].outputs]
+
+
+def _fake_backward(
+    number: int, tape: torch.Tensor, kept: Any, gradients: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    forms = CALLS[number].forms_of_gradients([gradient is not None for gradient in gradients])
+    return [form.empty() for form in forms]
+
+
+KERNELS = {
+    "eager_call": (_run, _fake),
+    "eager_call_results": (_results, _fake_results),
+    "eager_call_backward": (_run_backward, _fake_backward),
+}
+for _name, (_kernel, _meta) in KERNELS.items():
+    _operators.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"aotgrad::{_name}", _meta, lib=_operators)
+
+CALL: Any = torch.ops.aotgrad.eager_call.default
+CALL_RESULTS: Any = torch.ops.aotgrad.eager_call_results.default
+CALL_BACKWARD: Any = torch.ops.aotgrad.eager_call_backward.default
+has_side_effect(CALL)
+
+
+def is_eager_call(target: Any) -> bool:
+    """Whether an op belongs to an eager call."""
+    return target in (CALL, CALL_RESULTS, CALL_BACKWARD)
+
+
+def reasons_of_eager_calls(graph: fx.Graph) -> dict[fx.Node, str]:
+    """The calls in a graph, and their backwards, with the reasons why their functions are not traced."""
+    nodes = (node for node in graph.nodes if node.op == "call_function" and is_eager_call(node.target))
+    calls = ((node, CALLS[node.args[0]].invocation) for node in nodes)
+    return {node: f"{call.name} is not traced: {call.reason}" for node, call in calls}
+
+
+Differentiate = Callable[[EagerCall, torch.Tensor, Sequence[torch.Tensor], Sequence[Any]], Sequence[torch.Tensor]]
+"""Records the backward of a call as a call: of the call, its tape, its inputs and the gradients of its results."""
+
+
+class Recorded(torch.autograd.Function):
+    """An eager call in a trace, with its backward; under `create_graph`, the backward is an eager call itself."""
+
+    @staticmethod
+    def forward(ctx: Any, call: EagerCall, differentiate: Differentiate, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tape = CALL(call.number, list(inputs))
+        outputs = CALL_RESULTS(call.number, tape)
+        ctx.call, ctx.differentiate, ctx.inputs = call, differentiate, inputs
+        ctx.versions = hidden_versions(inputs)
+        ctx.set_materialize_grads(sum(call.differentiable) < 2)
+        ctx.mark_non_differentiable(*(value for value, has in zip(outputs, call.differentiable, strict=True) if not has))
+        kept = [*(inputs[k] for k in call.kept_inputs), *(outputs[k] for k in call.kept_outputs)]
+        ctx.save_for_backward(tape, *kept)
+        return tuple(outputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        call: EagerCall = ctx.call
+        tape, *kept = ctx.saved_tensors
+        given = [value if has else None for value, has in zip(gradients, call.differentiable, strict=True)]
+        wanted = call.wanted([value is not None for value in given])
+        if not wanted:
+            return (None,) * (2 + len(call.inputs))
+        if torch.is_grad_enabled():
+            reject_changed_inputs(call, ctx.versions, ctx.inputs)
+            results = ctx.differentiate(call, tape, ctx.inputs, given)
+        else:
+            results = CALL_BACKWARD(call.number, tape, kept, given)
+        found = dict(zip(wanted, results, strict=True))
+        return (None, None, *(found.get(k) for k in range(len(call.inputs))))
+
+
+def hidden_versions(tensors: Sequence[torch.Tensor]) -> list[int | None]:
+    """The versions of traced tensors; the trace does not note that they are read."""
+    with torch_compat.unobserved():
+        return list(map(torch_compat.version_of, tensors))
+
+
+def reject_changed_inputs(call: EagerCall, versions: Sequence[int | None], inputs: Sequence[torch.Tensor]) -> None:
+    """Raise if the function around a call changes one of its inputs later: it has lost its history.
+
+    Raises:
+        HigherOrderError
+    """
+    if versions != hidden_versions(inputs):
+        raise HigherOrderError(
+            f"a gradient of a gradient passes {call.invocation.name}, which is not traced, and one of its arguments is "
+            "changed in place later; pass a clone()"
+        )
