@@ -88,6 +88,12 @@ class Arguments:
         sizes = {**sizes, **{len(self.tensors) + k: frozenset({0}) for k in range(len(tensors))}}
         return replace(self, tensors=[*self.tensors, *tensors], constants=constants, symbolic=sizes)
 
+    @property
+    def carriers(self) -> dict[int, int]:
+        """The positions of the tensors that represent a number, by the position of the number among the leaves."""
+        numbers = [position for position, value in self.constants if isinstance(value, Carried)]
+        return dict(zip(numbers, range(len(self.tensors) - len(numbers), len(self.tensors)), strict=True))
+
     def with_tensors(self, tensors: Sequence[torch.Tensor]) -> Arguments:
         """The same structure and constants with other tensors."""
         args, kwargs = self.rebuild(tensors)

@@ -525,6 +525,7 @@ from aotgrad.torch_compat.shapes import (
     NEED_STATIC_SIZES,
     AskingShapeEnv,
     answered_by,
+    assumed_equal,
     check_bounds,
     deferred_checks,
     guard_count,

@@ -96,6 +96,20 @@ def known_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
     return len(left) == len(right) and all(statically_known_true(a == b) for a, b in zip(left, right, strict=True))
 
 
+def assumed_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether two lists of (symbolic) numbers are equal in the traced call; guards that they are in other calls, too."""
+    if known_equal(left, right):
+        return True
+    if len(left) != len(right) or _any_depends_on_data([*left, *right]) or hints(left) != hints(right):
+        return False
+    return all(bool(a == b) for a, b in zip(left, right, strict=True))
+
+
+def _any_depends_on_data(numbers: Sequence[Any]) -> bool:
+    """Whether a number depends on data."""
+    return any(isinstance(number, torch.SymInt) and not number.node.has_hint() for number in numbers)
+
+
 def known_contiguous(tensor: torch.Tensor) -> bool:
     """Whether a traced tensor is certainly contiguous; adds no guard."""
     expected: list[Any] = [1]

@@ -241,7 +241,7 @@ class CapturedFunction:
         return any(map(torch_compat.has_symbols, inputs))
 
     def symbolic_sizes(
-        self, tangents: Sequence[Tangent], results: Sequence[ForwardResult | ReturnedView]
+        self, tangents: Sequence[Tangent], results: Sequence[ForwardResult | ReturnedView], saved: Sequence[Saved]
     ) -> dict[int, frozenset[int]] | None:
         """The sizes that a vjp does not depend on, by position among its tensors; `None` if it depends on all."""
         if not self.is_symbolic:
@@ -250,23 +250,25 @@ class CapturedFunction:
         fakes = [self.capture.fake(index) for index in self.tensor_inputs]
         fakes += [placeholders[signature.input_position(tangent)].meta["val"] for tangent in tangents]
         fakes += [torch_compat.from_functional(self.capture.outputs[result.index]) for result in results]
+        fakes += [self.joint_values[slot.name] for slot in saved]
         return {k: torch_compat.symbolic_dims(fake) for k, fake in enumerate(fakes)}
 
     def reusable(self, saved: Collection[Saved]) -> tuple[Saved, ...]:
-        """The saved values that are no inputs. There are none in a symbolic trace, as each trace has symbols of its own."""
-        if self.is_symbolic:
-            return ()
+        """The saved values that are no inputs, and that the joint graph computes."""
         names = {spec.name for spec in self.capture.inputs}
-        return tuple(slot for slot in saved if slot.name not in names)
+        return tuple(slot for slot in saved if slot.name not in names and slot.name in self.joint_values)
+
+    @functools.cached_property
+    def joint_values(self) -> dict[str, torch.Tensor]:
+        """The tensors of the joint graph, by the names of their nodes."""
+        values = ((node.name, node.meta.get("val")) for node in self.joint.module.graph.nodes)
+        return {name: value for name, value in values if isinstance(value, torch.Tensor)}
 
     def known_values(self, names: Sequence[str], position: int) -> KnownValues | None:
-        """The values that a vjp gets as inputs: those of the function, others, and from `position` on the saved values.
-
-        `None` with symbolic sizes: they are inputs of the function, but numbers in a vjp.
-        """
+        """The values that a vjp gets as inputs: tensors of the function, others, and from `position` on the saved values."""
         if not names and self.known is None:
             return None
-        inputs = tuple(range(len(self.capture.inputs)))
+        inputs = {index: k for k, index in enumerate(self.tensor_inputs)}
         return KnownValues(self.joint, inputs, dict(enumerate(names, position)), self.known)
 
     def reject_draws(self) -> None:
@@ -367,8 +369,11 @@ class CompiledVjp:
         vjp, plans = prepared.vjp, self.plans
         if vjp.key in plans.refused or plans.cache.runs_eagerly(arguments.tensors):
             return None
+        known = prepared.known
+        if known is not None and prepared.symbolic is not None:
+            known = known.with_inputs(arguments.carriers)
         try:
-            return plans.find(vjp, arguments, known=prepared.known)
+            return plans.find(vjp, arguments, known=known)
         except UnsupportedOutputError:
             plans.refused.add(vjp.key)
             return None
@@ -394,8 +399,9 @@ class CompiledVjp:
         slots = self.function.reusable(saved)
         names = tuple(slot.name for slot in slots)
         vjp = SegmentVjp(self.function, segment, defined, wanted, results, names, settings)
-        others = len(self.function.capture.inputs) + len(defined) + len(present)
-        sizes = self.function.symbolic_sizes([self.function.segments[segment].tangents[k] for k in defined], results)
+        others = len(self.function.tensor_inputs) + len(defined) + len(present)
+        tangents = [self.function.segments[segment].tangents[k] for k in defined]
+        sizes = self.function.symbolic_sizes(tangents, results, slots)
         return PreparedVjp(vjp, slots, self.function.known_values(names, others), sizes)
 
 

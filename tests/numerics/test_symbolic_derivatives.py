@@ -11,6 +11,7 @@ import torch.autograd.forward_ad as forward_ad
 
 import aotgrad
 from aotgrad.errors import HigherOrderError
+from aotgrad.telemetry.observer import record_stages
 
 Step = Callable[[Callable, int], Sequence[torch.Tensor]]
 
@@ -123,6 +124,51 @@ def plans_made(function: Callable, compiled: Callable, step: Step, sizes: Sequen
         for expected, found in zip(*results, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
     return made
+
+
+def layers(x, a, b, c):
+    """Of sizes that are numbers of the function, too, and with a square matrix."""
+    n, width = x.shape
+    hidden = (x @ a).view(n, -1, 4).tanh().view(n, width)
+    return (hidden @ b).tanh() @ c / n
+
+
+@pytest.mark.parametrize("make", [made_with_dynamo, made_without])
+def test_a_derivative_of_symbolic_size_runs_no_product_twice(make: Callable) -> None:
+    """The saved values are inputs of the second-order function, as with static sizes; so are those of both orders next."""
+
+    def step(function, n):
+        x, *weights = leaf(n, 8), leaf(8, 8), leaf(8, 6), leaf(6, 1)
+        (first,) = torch.autograd.grad(function(x, *weights).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
+        return first, *torch.autograd.grad(second.square().sum(), [x, *weights])
+
+    with record_stages() as stages:
+        plans_made(layers, make(layers), step, (5, 7))
+    forwards = [stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition"]
+    assert len(forwards) == 3 and [text.count("aten.tanh.default(") for text in forwards] == [2, 0, 0]
+    assert [text.count("aten.mm.default(") for text in forwards[:2]] == [3, 3]
+
+
+def test_a_random_mask_of_symbolic_size_is_that_of_the_forward() -> None:
+    """It is taken from the forward, and not drawn again."""
+
+    def function(x, w):
+        return torch.nn.functional.dropout(x @ w, 0.5).tanh()
+
+    for make in (made_with_dynamo, made_without):
+        compiled = make(function)
+        for n in (6, 9):
+            x, w = leaf(n, 4), leaf(4, 4)
+            y = compiled(x, w)
+            (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+            mask = (y != 0) * 2.0
+            expected = (mask * (1 - (mask * (x @ w)).tanh() ** 2)) @ w.t()
+            torch.testing.assert_close(gradient, expected)
+            found, wanted = (
+                torch.autograd.grad(each.square().sum(), [x, w], retain_graph=True) for each in (gradient, expected)
+            )
+            torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("name", CASES)

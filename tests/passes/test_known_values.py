@@ -56,17 +56,17 @@ def exp_of_cosine(graph, x, *others):
     ],
 )
 def test_the_same_op_of_the_same_value_is_taken_from_the_input(build, left):
-    known = KnownValues(joint_of(1, exp_of_sine), (0,), {1: "sin_default"}, None)
+    known = KnownValues(joint_of(1, exp_of_sine), {0: 0}, {1: "sin_default"}, None)
     assert targets(take_known_values(joint_of(2, build), known)) == left
 
 
 def test_inputs_that_are_one_tensor_share_a_place():
-    known = KnownValues(joint_of(1, exp_of_sine), (0,), {2: "sin_default"}, None).at((0, 0, 1))
+    known = KnownValues(joint_of(1, exp_of_sine), {0: 0}, {2: "sin_default"}, None).at((0, 0, 1))
     assert targets(take_known_values(joint_of(2, exp_of_sine), known)) == [aten.exp.default]
 
 
 def test_another_layout_is_computed():
-    known = KnownValues(joint_of(1, exp_of_sine, size=4), (0,), {1: "sin_default"}, None)
+    known = KnownValues(joint_of(1, exp_of_sine, size=4), {0: 0}, {1: "sin_default"}, None)
     joint = joint_of(2, exp_of_sine)
     joint.module.graph.find_nodes(op="placeholder")[1].meta["val"] = torch.empty(4, device="meta")
     assert targets(take_known_values(joint, known)) == [aten.sin.default, aten.exp.default]
@@ -80,7 +80,7 @@ def two_masks(graph, x, *others):
 
 @pytest.mark.parametrize(("name", "taken"), [("bernoulli_default", False), ("bernoulli_default_1", True)])
 def test_random_numbers_are_the_same_if_drawn_at_the_same_place(name, taken):
-    known = KnownValues(joint_of(1, two_masks), (0,), {1: name}, None)
+    known = KnownValues(joint_of(1, two_masks), {0: 0}, {1: name}, None)
     joint = take_known_values(joint_of(2, two_masks), known)
     (negation,) = joint.module.graph.find_nodes(op="call_function", target=aten.neg.default)
     assert (negation.args[0].name == "primals_2") is taken
@@ -89,12 +89,12 @@ def test_random_numbers_are_the_same_if_drawn_at_the_same_place(name, taken):
 
 def test_known_inputs_are_held_by_others():
     source = joint_of(1, exp_of_sine)
-    known = KnownValues(source, (0,), {2: "sin_default"}, KnownValues(source, (0,), {1: "exp_default"}, None))
+    known = KnownValues(source, {0: 0}, {2: "sin_default"}, KnownValues(source, {0: 0}, {1: "exp_default"}, None))
     assert mark_kept_values(joint_of(3, exp_of_sine), known).held_inputs == {0, 1, 2}
     assert mark_kept_values(source, None) is source
 
 
 @pytest.mark.parametrize(("build", "private"), [(exp_of_sine, {2}), (piece_of_sine, frozenset())])
 def test_the_caller_has_what_a_returned_piece_is_a_view_of(build, private):
-    known = KnownValues(joint_of(1, build), (0,), {2: "sin_default"}, None)
+    known = KnownValues(joint_of(1, build), {0: 0}, {2: "sin_default"}, None)
     assert mark_kept_values(joint_of(3, build), known).private_inputs == private

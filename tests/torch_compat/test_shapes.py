@@ -44,6 +44,15 @@ def test_questions_about_sizes_add_no_guard(fake_mode):
     assert compat.guard_count(fake) == 1
 
 
+def test_equality_in_the_traced_call_is_guarded(fake_mode):
+    fake = symbolic(fake_mode, 4, 4, 6)
+    rows, columns, others = fake.size()
+    assert compat.assumed_equal([rows, 2], [rows, 2]) and not compat.assumed_equal([rows], [others])
+    assert not compat.assumed_equal([rows], [rows, rows]) and compat.guard_count(fake) == 0
+    assert compat.assumed_equal([rows], [columns]) and compat.guard_count(fake) == 1
+    assert compat.known_equal([rows], [columns])
+
+
 def test_holds_of_counts():
     count, other = sympy.symbols("u0 u1", integer=True)
     assert compat.holds_of_counts(count >= 1, {count})
