@@ -181,7 +181,7 @@ class LazyHigherOrder:
         self,
         segment: int,
         call: Recomputation,
-        saved: Mapping[Saved, torch.Tensor],
+        saved: Mapping[Saved, torch.Tensor | None],
         tangents: Gradients,
         wanted: Sequence[bool],
     ) -> Gradients:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,7 +107,7 @@ class Backward:
     """
 
     variants: VariantCache
-    higher_order: Callable[[Recomputation, dict[Saved, torch.Tensor], Gradients, Sequence[bool]], Gradients]
+    higher_order: Callable[[Recomputation, Mapping[Saved, torch.Tensor | None], Gradients, Sequence[bool]], Gradients]
     transformed: Callable[[GraphHalf, Sequence[Any]], Gradients]
     gradient_positions: tuple[int, ...]
     full: VariantKey

@@ -83,11 +83,15 @@ class HigherOrder(Protocol):
         self,
         segment: int,
         call: Recomputation,
-        saved: Mapping[Saved, torch.Tensor],
+        saved: Mapping[Saved, torch.Tensor | None],
         tangents: Gradients,
         wanted: Sequence[bool],
     ) -> Gradients:
-        """Differentiable gradients; `None` for those that are unwanted or undefined."""
+        """Differentiable gradients; `None` for those that are unwanted or undefined.
+
+        Args:
+            saved: what the forward saved; `None` for values that are not at hand, and that the first order does not need.
+        """
         ...
 
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:

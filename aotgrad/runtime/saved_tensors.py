@@ -22,10 +22,29 @@ from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import Saved
 
 
-def saved_by_slot(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor]:
-    """The saved tensors that a variant needs, by slot."""
-    pairs = zip(ctx.backward.saved_slots, unpack(ctx, key), strict=True) if ctx.backward.saves else ()
-    return {slot: tensor for slot, tensor in pairs if tensor is not None}
+def saved_by_slot(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor | None]:
+    """The saved tensors, by slot: those that a variant needs, and others if they are at hand and unchanged.
+
+    Raises:
+        RuntimeError: eager's, if one that is needed was changed in place or freed.
+    """
+    slots = ctx.backward.saved_slots
+    found = unpack(ctx, key) or (None,) * len(slots)
+    pairs = enumerate(zip(slots, found, strict=True))
+    return {slot: unpack_if_unchanged(ctx, k) if tensor is None else tensor for k, (slot, tensor) in pairs}
+
+
+def unpack_if_unchanged(ctx: Any, position: int) -> torch.Tensor | None:
+    """A saved tensor; `None` if it was changed in place or freed, or if a saved-tensor hook would have to run."""
+    try:
+        if ctx.kept is not None:
+            kept = ctx.kept.get(position)
+            return None if kept is None or not kept.versions else kept.unpack()
+        if torch_compat.recorded_node(ctx) is not None or torch_compat.unpack_hook(ctx, position) is not None:
+            return None
+        return torch_compat.some_saved_tensors(ctx, [position])[0]
+    except RuntimeError:
+        return None
 
 
 def unpack(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:

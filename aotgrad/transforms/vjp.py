@@ -336,17 +336,18 @@ class CompiledVjp:
         self,
         segment: int,
         call: Recomputation,
-        saved: Mapping[Saved, torch.Tensor],
+        saved: Mapping[Saved, torch.Tensor | None],
         tangents: Gradients,
         wanted: Sequence[bool],
     ) -> Gradients:
         defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
         present = dict(call.present_results())
         settings = torch_compat.OpSettings.now()
-        key = (segment, defined, tuple(wanted), tuple(present), settings)
+        absent = tuple(slot for slot, tensor in saved.items() if tensor is None)
+        key = (segment, defined, tuple(wanted), tuple(present), settings, absent)
         prepared = self.prepared.get(key)
         if prepared is None:
-            prepared = self.prepared[key] = self.prepare(*key, saved)
+            prepared = self.prepared[key] = self.prepare(*key[:-1], [slot for slot in saved if slot not in absent])
         values = (*self.function.inputs_for(call.primals, segment), *(tangents[k] for k in defined), *present.values())
         arguments = Arguments.of((*values, *map(without_history, map(saved.__getitem__, prepared.saved))), {})
         if prepared.symbolic is not None:
@@ -385,7 +386,7 @@ class CompiledVjp:
         wanted: tuple[bool, ...],
         present: tuple[int, ...],
         settings: OpSettings,
-        saved: Mapping[Saved, torch.Tensor],
+        saved: Sequence[Saved],
     ) -> PreparedVjp:
         """What calls have in common that differentiate a segment in one way; see `SegmentVjp`.
 
@@ -432,7 +433,8 @@ def usable(primal: Any) -> Any:
     return primal.detach().requires_grad_()
 
 
-def without_history(tensor: torch.Tensor) -> torch.Tensor:
+def without_history(tensor: torch.Tensor | None) -> torch.Tensor:
+    assert tensor is not None, "a vjp takes the values that are at hand"
     return tensor.detach() if tensor.requires_grad else tensor
 
 

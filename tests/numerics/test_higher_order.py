@@ -18,6 +18,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
+from aotgrad import torch_compat
+from aotgrad.joint.segments import autograd_nodes
 from aotgrad.telemetry.observer import record_stages
 from tests.device import new_generator
 
@@ -342,6 +344,65 @@ def test_the_second_derivative_saves_no_masks() -> None:
     _, vjp = (stage.text for stage in stages if stage.name == "partition")
     forward, _, backward = vjp.partition("def backward")
     assert "aten.le.Scalar(" in forward and "aten.le.Scalar(" in backward
+
+
+def gelu_mlp(x, a, b, c):
+    return F.gelu(F.gelu(x @ a) @ b) @ c
+
+
+def test_the_second_order_takes_values_that_other_gradients_need() -> None:
+    """The results of `gelu` are saved for the gradients of the weights: a first derivative by `x` takes them, too."""
+    x, *weights = doubles((8, 4), (4, 4), (4, 4), (4, 1))
+    with record_stages() as stages:
+        y = aotgrad.aot_function(gelu_mlp, aotgrad.nop)(x, *weights)
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+    texts = [stage.text for stage in stages if stage.name == "partition"]
+    assert [text.count("aten.gelu.default(") for text in texts] == [2, 0]
+
+
+def held_bytes(results, others) -> int:
+    """The bytes that the autograd graph of `results` keeps alive alone."""
+    found: dict[int, int] = {}
+    for node in autograd_nodes(results):
+        is_custom = torch_compat.is_custom_node(node)
+        saved = torch_compat.saved_by_function(node) if is_custom else torch_compat.saved_tensors(node)
+        primals = getattr(getattr(node, "recomputation", None), "primals", ())
+        found.update((t.untyped_storage().data_ptr(), t.untyped_storage().nbytes()) for t in (*saved, *primals))
+    elsewhere = {tensor.untyped_storage().data_ptr() for tensor in others}
+    return sum(size for address, size in found.items() if address not in elsewhere)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_first_derivative_keeps_no_more_alive_than_in_eager(dynamic: bool) -> None:
+    def first(function, x, *weights) -> int:
+        y = function(x, *weights)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return held_bytes([y, slope], [x, *weights, y, slope])
+
+    inputs = doubles((8, 4), (4, 4), (4, 4), (4, 1))
+    under_test = aotgrad.aot_function(gelu_mlp, aotgrad.nop, options={"dynamic": dynamic})
+    assert 0 < first(under_test, *inputs) <= first(gelu_mlp, *inputs)
+
+
+def test_a_value_that_the_first_derivative_does_not_need_may_be_changed(halves) -> None:
+    """The second order then computes it again. (Eager raises: each of its nodes checks all that it saved.)"""
+
+    def run(function, overwrite: bool):
+        inputs = doubles((3, 4), (4, 4), (4, 4))
+        z, y = function(*inputs)
+        if overwrite:
+            z.mul_(2)
+        (first,) = torch.autograd.grad(y.sum(), inputs[0], create_graph=True)
+        return first, *torch.autograd.grad(first.square().sum(), inputs)
+
+    def function(x, w, v):
+        z = (x @ w).sin()
+        return z.detach(), (z @ v).sin()
+
+    for one, wanted in zip(run(aotgrad.aot_function(function, halves), True), run(function, False), strict=True):
+        torch.testing.assert_close(one, wanted)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        run(function, True)
 
 
 def test_a_result_that_the_caller_overwrites_between_two_orders(halves) -> None:
