@@ -124,7 +124,7 @@ def make_environment(combination: Combination, place: Path, folder: Path) -> str
         link_libraries(python, folder / f"libraries-{combination.torch}")
         install_aotgrad(python)
         wanted = [*requirements(python, "torch"), *requirements(python, "aotgrad")]
-        said = pip(python, "--constraint", str(constraints(folder)), *wanted)
+        said = pip(python, "--constraint", str(constraints(place, wanted)), *wanted)
     return said
 
 
@@ -153,12 +153,19 @@ def answer(python: Path, question: str) -> Any:
     return json.loads(subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout)
 
 
-def constraints(folder: Path) -> Path:
-    """The versions that CI installs, but for torch."""
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    path = folder / "constraints.txt"
-    path.write_text("\n".join(line for line in lines if not line.startswith("torch==")))
+def constraints(place: Path, wanted: Sequence[str]) -> Path:
+    """The versions that CI installs, but for torch, and for what this torch wants in another version."""
+    lines = [line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    needed = [Requirement(each) for each in wanted]
+    path = place / "constraints.txt"
+    path.write_text("\n".join(line for line in lines if line and is_possible(Requirement(line), needed)))
     return path
+
+
+def is_possible(pinned: Requirement, needed: Sequence[Requirement]) -> bool:
+    (version,) = (each.version for each in pinned.specifier)
+    others = [each for each in needed if each.name == pinned.name]
+    return pinned.name != "torch" and all(each.specifier.contains(version) for each in others)
 
 
 def link_libraries(python: Path, shared: Path) -> None:
