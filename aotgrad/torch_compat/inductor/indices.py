@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -18,13 +18,24 @@ def leave_strides_unsimplified() -> Iterator[None]:
     from torch._inductor.codegen import cpp
 
     module = sys.modules[cpp.stride_at_vec_range.__module__]
-    simplified = module.stride_at
 
-    def stride_at(index: Any, variable: Any) -> Any:
-        try:
-            return simplified(index, variable)
-        except (AssertionError, ZeroDivisionError):
-            return index.subs(variable, variable + 1) - index
+    def stride_as_it_is(index: Any, variable: Any) -> Any:
+        return index.subs(variable, variable + 1) - index
 
-    with mock.patch.object(module, "stride_at", stride_at):
+    def index_as_it_is(index: Any, variable: Any, length: int) -> Any:
+        return index
+
+    instead = {"stride_at": stride_as_it_is, "simplify_index_in_vec_range": index_as_it_is}
+    careful = {name: _if_sympy_fails(getattr(module, name), other) for name, other in instead.items()}
+    with mock.patch.multiple(module, **careful):
         yield
+
+
+def _if_sympy_fails(simplified: Callable[..., Any], instead: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        try:
+            return simplified(*args)
+        except (AssertionError, ZeroDivisionError):
+            return instead(*args)
+
+    return call
