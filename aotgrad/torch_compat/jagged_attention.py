@@ -41,11 +41,11 @@ def _attention_by_rows(
     enable_gqa: bool = False,
 ) -> Any:
     """The attention as one op; `None` where torch does not compute it row by row, or raises."""
-    if attn_mask is not None or not all(map(_has_ragged_elements, (query, key, value))):
+    if attn_mask is not None or is_causal or not all(map(_has_ragged_elements, (query, key, value))):
         return None
     query, key, value, _ = sdpa._autocast(query, key, value, None)
     sdpa._validate_sdpa_input(query, key, value)
-    if sdpa._select_sdp_backend(query, key, value, None, dropout_p, is_causal, enable_gqa) is not SDPBackend.MATH:
+    if sdpa._select_sdp_backend(query, key, value, None, dropout_p, False, enable_gqa) is not SDPBackend.MATH:
         return None
     rows = [each.transpose(1, 2) for each in (query, key, value)]
     operands = [each.values() for each in rows], [each.offsets() for each in rows], dropout_p, scale
