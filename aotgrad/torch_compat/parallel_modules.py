@@ -19,6 +19,7 @@ _FIRST_STEPS = (
     ("torch.distributed._composable.replicate", "_ReplicateState", "lazy_init"),
     (_SHARDED + "_fsdp_state", "FSDPState", "_root_pre_forward"),
     (_SHARDED + "_fsdp_param_group", "FSDPParamGroup", "pre_forward"),
+    (_SHARDED + "_fsdp_param_group", "FSDPParamGroup", "post_forward"),  # all that a later module of a group may call
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
 )
 """What the forward of such a module calls first: the file, the class and the method."""
@@ -27,22 +28,29 @@ _FIRST_STEPS = (
 @contextlib.contextmanager
 def refused_parallel_modules() -> Iterator[None]:
     """Inside, in this thread, a data-parallel module raises when it is called, and its state stays what it was."""
-    thread = threading.get_ident()
+    refusal = _Refusal(threading.get_ident())
     with contextlib.ExitStack() as stack:
         for file, owner, name in _FIRST_STEPS:
             kind = getattr(sys.modules.get(file), owner, None)
             if kind is not None:
-                stack.enter_context(mock.patch.object(kind, name, _refused(getattr(kind, name), thread)))
+                stack.enter_context(mock.patch.object(kind, name, refusal.of(getattr(kind, name))))
         yield
 
 
-def _refused(method: Callable, thread: int) -> Callable:
-    @functools.wraps(method)
-    def refuse_or_run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return method(self, *args, **kwargs)
-        if method.__name__ == "_root_pre_forward":  # called after the state has noted that the forward runs
-            self._training_state = type(self._training_state).IDLE
-        raise RuntimeError(PARALLEL_MODULE)
+class _Refusal:
+    """Refuses modules in one thread; `was_raised`: what follows is a hook that torch calls after an error, too."""
 
-    return refuse_or_run
+    def __init__(self, thread: int) -> None:
+        self.thread, self.was_raised = thread, False
+
+    def of(self, method: Callable) -> Callable:
+        @functools.wraps(method)
+        def refuse_or_run(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != self.thread or (self.was_raised and method.__name__ == "post_forward"):
+                return method(owner, *args, **kwargs)
+            if method.__name__ == "_root_pre_forward":  # called after the state has noted that the forward runs
+                owner._training_state = type(owner._training_state).IDLE
+            self.was_raised = True
+            raise RuntimeError(PARALLEL_MODULE)
+
+        return refuse_or_run
