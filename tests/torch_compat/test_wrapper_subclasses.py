@@ -131,7 +131,7 @@ def test_a_view_of_a_nested_tensor_is_replayed() -> None:
         model, numbers, _ = compat.model_of_view(nested().clone().unsqueeze(-1))
     other = nested().clone()
     view = compat.replayed_view(model, other, numbers)
-    assert view._base is other and view.size(1) is other.size(1) and view.dim() == 3
+    assert view._base is other and view.size(1) == other.size(1) and view.dim() == 3
 
 
 def test_a_nested_tensor_is_a_view_of_its_values() -> None:
