@@ -489,10 +489,24 @@ def is_read(node: fx.Node) -> bool:
     return any(reads_value(user, node) for user in node.users)
 
 
+def statistics_in_training(node: fx.Node) -> Statistics | None:
+    """The statistics of a batch norm in training, or of its backward."""
+    statistics = STATISTICS.get(op_name(node.target))
+    is_trained = statistics is not None and (statistics.training is None or node.args[statistics.training])
+    return statistics if is_trained else None
+
+
+def arguments_read(node: fx.Node) -> tuple[Any, ...]:
+    """The arguments of a call, with `None` for those that it does not read."""
+    statistics = statistics_in_training(node)
+    unread = () if statistics is None or statistics.results else statistics.arguments
+    return tuple(None if k in unread else value for k, value in enumerate(node.args)) if unread else node.args
+
+
 def is_running_statistic(node: fx.Node, argument: fx.Node) -> bool:
     """Whether a node is a batch norm in training, or its backward, and takes the argument only as a running statistic."""
-    statistics = STATISTICS.get(op_name(node.target))
-    if statistics is None or not (statistics.training is None or node.args[statistics.training]):
+    statistics = statistics_in_training(node)
+    if statistics is None:
         return False
     return [k for k, value in enumerate(node.args) if value is argument] in [[k] for k in statistics.arguments]
 
