@@ -26,7 +26,7 @@ def leave_strides_unsimplified() -> Iterator[None]:
         return index
 
     instead = {"stride_at": stride_as_it_is, "simplify_index_in_vec_range": index_as_it_is}
-    careful = {name: _if_sympy_fails(getattr(module, name), other) for name, other in instead.items()}
+    careful: dict[str, Any] = {name: _if_sympy_fails(getattr(module, name), other) for name, other in instead.items()}
     with mock.patch.multiple(module, **careful):
         yield
 
