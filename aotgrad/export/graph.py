@@ -229,7 +229,7 @@ def reject_shared_memory(traced: TracedJoint) -> None:
 
 
 def reject_moved_inputs(traced: TracedJoint, names: Sequence[str]) -> None:
-    """Reject functions that change the size, strides, memory or autograd history of an argument.
+    """Reject functions that change the size, strides, memory or kind of an argument.
 
     Raises:
         ExportError: names the argument.
@@ -249,6 +249,15 @@ def reject_moved_inputs(traced: TracedJoint, names: Sequence[str]) -> None:
             raise ExportError(
                 f"{name} is transposed or resized in place, which a graph cannot do to the caller's tensor; return it"
             )
+
+
+def reject_differentiated_inputs(traced: TracedJoint, names: Sequence[str]) -> None:
+    """Reject functions that write to an argument what has a gradient, which the joint graph would not have.
+
+    Raises:
+        ExportError: names the argument.
+    """
+    for name, info in zip(names, traced.meta.inputs, strict=True):
         if info is not None and info.carries_gradient:
             raise ExportError(
                 f"{name} is changed in place and the new value requires grad; a graph returns gradients of the loss alone. "

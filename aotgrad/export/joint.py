@@ -22,7 +22,7 @@ from aotgrad import torch_compat
 from aotgrad.backends import FunctionBackend, nop
 from aotgrad.backends.base import GraphCompiler
 from aotgrad.errors import CaptureError, ExportError
-from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
+from aotgrad.export.graph import GraphWriter, reject_differentiated_inputs, reject_moved_inputs, reject_shared_memory
 from aotgrad.export.trace import joint_plan
 from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.lazy_module import LazyGraphModule
@@ -255,7 +255,9 @@ def aot_export_joint_simple(
     with torch.set_grad_enabled(trace_joint and torch.is_grad_enabled()):
         plan, traced = joint_plan(bound, given, {})
     reject_shared_memory(traced)
-    reject_moved_inputs(traced, [spec.name for spec in traced.capture.inputs])
+    names = [spec.name for spec in traced.capture.inputs]
+    reject_moved_inputs(traced, names)
+    reject_differentiated_inputs(traced, names)
     check_simple(plan, traced)
     return joint_module(plan, traced) if traced.joint.differentiable else flat_module(plan, traced)
 

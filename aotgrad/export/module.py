@@ -17,17 +17,20 @@ from torch import nn
 
 from aotgrad.backends import FunctionBackend, nop
 from aotgrad.errors import ExportError
-from aotgrad.export.graph import GraphWriter, reject_moved_inputs, reject_shared_memory
+from aotgrad.export.graph import GraphWriter, reject_differentiated_inputs, reject_moved_inputs, reject_shared_memory
+from aotgrad.export.pre_dispatch import FunctionOfInputs, check_before_autograd, trace_before_autograd
 from aotgrad.export.trace import joint_plan
+from aotgrad.graph.copies import copy_nodes
 from aotgrad.ir import NonAlias
 from aotgrad.options import Options
-from aotgrad.pipeline import TracedJoint
+from aotgrad.pipeline import Compiler, TracedJoint
 from aotgrad.plan_cache.binding import BoundModule
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compiler import make_tracer
 from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.plan_cache.module_state import LiftedModule, slots_of
+from aotgrad.slots import UpdatedInput, of_kind
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ def aot_export_module(
         decompositions: op overload -> function, applied while tracing.
         trace_joint: also compute the gradients of the loss for every parameter and argument that requires grad.
         output_loss_index: the position of the loss, a scalar. The other outputs must not require grad.
-        pre_dispatch: only `False` is supported.
+        pre_dispatch: the graph has the ops that the module calls, before autograd and autocast: composite ops such as
+            `linear` stay, and eager autograd differentiates the graph. Not with `trace_joint`.
         dynamic_shapes: `True`: the sizes of the arguments (not of parameters) are symbolic.
 
     Returns:
@@ -113,29 +117,33 @@ def aot_export_module(
         >>> signature.inputs_to_parameters, signature.user_inputs
         ({'arg0_1': 'weight', 'arg1_1': 'bias'}, ['arg2_1'])
     """
-    if pre_dispatch:
-        raise ExportError("pre_dispatch=True is not supported; use torch.export for graphs of ops before autograd")
+    if pre_dispatch and trace_joint:
+        raise ExportError("pre_dispatch=True exports a graph before autograd, which has no gradients; set trace_joint=False")
     if trace_joint and output_loss_index is None:
         raise ExportError("trace_joint=True differentiates a loss: say with output_loss_index which output is the loss")
-    args, kwargs = tuple(args), dict(kwargs or {})
+    args, kwargs, decompositions = tuple(args), dict(kwargs or {}), decompositions or {}
     loss = output_loss_index if trace_joint else None
-    with torch.set_grad_enabled(trace_joint and torch.is_grad_enabled()):
-        plan, traced = traced_module(mod, args, kwargs, decompositions or {}, loss, bool(dynamic_shapes))
-    return _ModuleExport(mod, args, kwargs, plan, traced, loss).write()
+    compiler = export_compiler({} if pre_dispatch else decompositions, bool(dynamic_shapes))
+    with torch.set_grad_enabled((trace_joint or pre_dispatch) and torch.is_grad_enabled()):
+        plan, traced = traced_module(mod, args, kwargs, compiler, loss)
+        export = _ModuleExport(mod, args, kwargs, plan, traced, loss)
+        return export.write_before_autograd(compiler, decompositions) if pre_dispatch else export.write()
+
+
+def export_compiler(decompositions: Mapping[Any, Callable], dynamic: bool) -> Compiler:
+    backend = FunctionBackend("export", nop, decomposition_table=decompositions)
+    return make_tracer(backend, Options.from_mapping({"dynamic": dynamic}))
 
 
 def traced_module(
     mod: nn.Module,
     args: tuple,
     kwargs: dict[str, Any],
-    decompositions: Mapping[Any, Callable],
+    compiler: Compiler,
     loss: int | None,
-    dynamic: bool,
 ) -> tuple[CachedPlan, TracedJoint]:
     """The joint graph of a module. A loss that is an alias is cloned, because only a result of the graph has a tangent."""
-    backend = FunctionBackend("export", nop, decomposition_table=decompositions)
-    options = Options.from_mapping({"dynamic": dynamic})
-    cache = PlanCache(make_tracer(backend, options), type(mod).__qualname__)
+    cache = PlanCache(compiler, type(mod).__qualname__)
     bound = LossModule(cache, mod, LiftedModule(mod), loss)
     plan, traced = joint_plan(bound, args, kwargs)
     if loss is not None and not isinstance(traced.meta.outputs[loss], NonAlias):
@@ -207,16 +215,12 @@ class _ModuleExport:
     loss: int | None
 
     def write(self) -> tuple[fx.GraphModule, GraphSignature]:
-        reject_shared_memory(self.traced)
+        """The joint graph, or the forward alone if there is no loss."""
         count = self.traced.capture.returned
         loss = None if self.loss is None else self.loss % count
         writer = GraphWriter(self.traced, loss)
-        placeholders, index_of = self.placeholders(writer)
-        names = self.names(placeholders)
-        first: dict[int, fx.Node] = {}
-        for node, index in index_of.items():
-            first.setdefault(index, node)
-        reject_moved_inputs(self.traced, [names[first[k]] for k in range(len(self.traced.capture.inputs))])
+        placeholders, first, names = self.inputs(writer)
+        reject_differentiated_inputs(self.traced, [names[node] for node in first.values()])
         writer.copy_all()
         updated = {node.name: first[index] for index, node in writer.updated_inputs()}
         mutated = [node for _, node in writer.updated_inputs()]
@@ -226,21 +230,63 @@ class _ModuleExport:
         backward = None if loss is None else self.backward_signature(gradients, names, outputs[loss].name)
         return writer.module(), self.signature(placeholders, names, updated, outputs, backward)
 
+    def write_before_autograd(
+        self, compiler: Compiler, decompositions: Mapping[Any, Callable]
+    ) -> tuple[fx.GraphModule, GraphSignature]:
+        """The graph of ops before autograd, which computes what the module does and has the same gradients."""
+        writer = GraphWriter(self.traced)
+        placeholders, first, names = self.inputs(writer)
+        mutated = [slot.index for slot in of_kind(self.traced.joint.signature.outputs, UpdatedInput)]
+        flat = FunctionOfInputs.of(self.mod, self.args, self.kwargs, self.input_positions(), mutated)
+        module = trace_before_autograd(flat, self.traced, {})
+        check_before_autograd(flat, module, self.first_leaves(), compiler)
+        if decompositions:
+            module = trace_before_autograd(flat, self.traced, decompositions)
+        inputs = module.graph.find_nodes(op="placeholder")
+        results = copy_nodes(writer.graph, module.graph, {node: first[k] for k, node in enumerate(inputs)})
+        writer.graph.output(tuple(results))
+        updated = {node.name: first[index] for index, node in zip(mutated, results, strict=False)}
+        signature = self.signature(placeholders, names, updated, results[len(mutated) :], None)
+        return fx.GraphModule(module, writer.graph), signature
+
+    def inputs(self, writer: GraphWriter) -> tuple[list[fx.Node], dict[int, fx.Node], dict[fx.Node, str]]:
+        """The placeholders, the first one of each input of the joint graph in the inputs' order, and their names.
+
+        Raises:
+            ExportError: the module does to an argument what a graph cannot do.
+        """
+        reject_shared_memory(self.traced)
+        placeholders, index_of = self.placeholders(writer)
+        names = self.names(placeholders)
+        found: dict[int, fx.Node] = {}
+        for node, index in index_of.items():
+            found.setdefault(index, node)
+        first = {index: found[index] for index in range(len(self.traced.capture.inputs))}
+        reject_moved_inputs(self.traced, [names[node] for node in first.values()])
+        return placeholders, first, names
+
+    def input_positions(self) -> list[int]:
+        """The input of the joint graph that each tensor of the call is."""
+        order = self.traced.capture.convention.order
+        return [order[position] for position in self.plan.guards.dedupe.positions]
+
+    def first_leaves(self) -> list[torch.Tensor]:
+        """The tensor of each input of the joint graph."""
+        tensors = [leaf for leaf in self.leaves() if isinstance(leaf, torch.Tensor)]
+        found = dict(zip(self.input_positions(), tensors, strict=True))
+        return [found[index] for index in range(len(found))]
+
     def leaves(self) -> list[Any]:
         own = [slot.table[slot.key] for slot in slots_of(self.mod)]
         return [*own, *pytree.tree_leaves((self.args, self.kwargs))]
 
     def placeholders(self, writer: GraphWriter) -> tuple[list[fx.Node], dict[fx.Node, int]]:
         """A placeholder for each leaf, and the input of the joint graph that it is."""
-        positions, order = self.plan.guards.dedupe.positions, self.traced.capture.convention.order
+        positions = iter(self.input_positions())
         placeholders: list[fx.Node] = []
         index_of: dict[fx.Node, int] = {}
-        tensors = 0
         for k, leaf in enumerate(self.leaves()):
-            index = None
-            if isinstance(leaf, torch.Tensor):
-                index = order[positions[tensors]]
-                tensors += 1
+            index = next(positions) if isinstance(leaf, torch.Tensor) else None
             placeholders.append(writer.placeholder(f"arg{k}_1", index))
             if index is not None:
                 index_of[placeholders[-1]] = index
@@ -253,7 +299,8 @@ class _ModuleExport:
 
     def gradients(self, writer: GraphWriter, first: dict[int, fx.Node]) -> Iterable[tuple[fx.Node, fx.Node]]:
         """The placeholders with gradients, and the gradients."""
-        for index, placeholder in sorted(first.items(), key=lambda item: list(writer.graph.nodes).index(item[1])):
+        order = {node: position for position, node in enumerate(writer.graph.nodes)}
+        for index, placeholder in sorted(first.items(), key=lambda item: order[item[1]]):
             if (node := writer.gradient(index)) is not None:
                 yield placeholder, node
 

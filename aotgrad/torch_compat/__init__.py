@@ -6,7 +6,7 @@ Only this package may import such names, so a new torch release changes nothing 
 eager's tensors          autograd, compiled_autograd, backward_checks, memory, views, random
 the state around a call  contexts, global_state, transforms, guards
 a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
-                         recording, kernels, fused_optimizers
+                         recording, kernels, fused_optimizers, pre_dispatch
 graphs                   graphs, ops
 other parts of torch     dynamo, inductor, logs
 """
@@ -450,6 +450,7 @@ from aotgrad.torch_compat.ops import (
     zero_without_memory,
 )
 from aotgrad.torch_compat.parallel_modules import PARALLEL_MODULE, refused_parallel_modules
+from aotgrad.torch_compat.pre_dispatch import graph_before_autograd
 from aotgrad.torch_compat.random import (
     RANDOM_STATE_BYTES,
     RandomReplay,

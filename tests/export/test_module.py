@@ -421,7 +421,7 @@ LOSS = {"output_loss_index": 0}
         (lambda m, x: (m.weight.sum(), m.weight * 2), LOSS, "output 1 requires grad and is not the loss"),
         (lambda m, x: m.weight.sum(), {"output_loss_index": 1}, "output_loss_index is 1, but the module returns 1 values"),
         (lambda m, x: (m.weight.sum(),), {}, "say with output_loss_index which output is the loss"),
-        (lambda m, x: (m.weight.sum(),), {"pre_dispatch": True}, "pre_dispatch=True is not supported"),
+        (lambda m, x: (m.weight.sum(),), {"pre_dispatch": True}, "before autograd, which has no gradients"),
         (transposed, LOSS, "is transposed or resized in place"),
         (lambda m, x: (x.mul_(m.weight).sum().detach() + m.weight.sum(),), LOSS, "the new value requires grad"),
     ],

@@ -25,6 +25,10 @@ def export(function, **settings):
     aotgrad.aot_export_module(Body(function), (torch.ones(3, 3),), trace_joint=True, **settings)
 
 
+def export_before(function):
+    aotgrad.aot_export_module(Body(function), (torch.ones(3, 3),), trace_joint=False, pre_dispatch=True)
+
+
 def export_simple(function, *args):
     aotgrad.aot_export_joint_simple(function, args or (torch.ones(2, 3),), trace_joint=False)
 
@@ -68,8 +72,25 @@ def output_with_a_gradient_beside_the_loss():
 
 @error_case
 def export_before_autograd():
-    """The export requests ops before autograd."""
+    """The export requests ops before autograd and gradients."""
     export(lambda weight, x: (weight.sum(),), pre_dispatch=True)
+
+
+@error_case
+def question_before_autograd():
+    """A module branches on a fact that is not known before autograd."""
+
+    def forward(weight, x):
+        y = weight * x
+        return y if y.requires_grad else -y
+
+    export_before(forward)
+
+
+@error_case
+def transform_before_autograd():
+    """A module calls a transform, whose ops torch cannot record before autograd."""
+    export_before(lambda weight, x: torch.vmap(lambda row: row * weight)(x))
 
 
 @error_case
