@@ -45,6 +45,15 @@ from aotgrad.training_step.step import train_step
 
 __version__ = "0.1.0"
 
+
+def __getattr__(name: str) -> object:
+    if name == "debug_compile":
+        raise AttributeError(
+            "there is no debug_compile: aotgrad.debug.minify(fn, args, ts_compile) writes a script that runs"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 _warn_if_untested()
 compiled_function, compiled_module = aot_function, aot_module
 _configure_logs(_logs_wanted())

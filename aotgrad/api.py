@@ -36,7 +36,7 @@ from aotgrad.guards.tensor_properties import Fact, facts_hold, facts_of
 from aotgrad.inspect.debug_state import debug_state
 from aotgrad.ir import InputHint, MemberInput, SymInput
 from aotgrad.joint.failures import WrappedGradient
-from aotgrad.options import Options
+from aotgrad.options import Options, reject_parameters
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
@@ -69,6 +69,7 @@ def aot_function(
     dynamic: bool | None = False,
     options: Mapping[str, Any] | None = None,
     state: Iterable[Any] | None = None,
+    **of_peer: Any,
 ) -> Callable:
     """Compile `fn` ahead of time, forward and backward.
 
@@ -87,6 +88,7 @@ def aot_function(
         options: see `aotgrad.Options`.
         state: the modules, optimizers and tensors that `fn` changes by a `backward()` or an update inside. The function is
             then a `train_step`, whose results have no history.
+        **of_peer: parameters that torch's function has, with its default values.
 
     Returns:
         A function with the signature, name and docstring of `fn`. Arguments of another kind (shape, dtype,
@@ -96,6 +98,7 @@ def aot_function(
     Raises:
         CaptureError, BackendError, OptionError: at the first call that needs a plan (options: at once).
     """
+    reject_parameters("aot_function", of_peer)
     backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
     if state is not None:
         return train_step(fn, state, backend=backend, options={"dynamic": dynamic, **(options or {})})
@@ -284,6 +287,7 @@ def aot_module_simplified(
     inference_compiler: GraphCompiler | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    **of_peer: Any,
 ) -> Callable:
     """Compile a module for one set of flat inputs, without guards: for graph modules of a frontend.
 
@@ -291,11 +295,13 @@ def aot_module_simplified(
         mod: takes and returns flat tensors; its parameters and buffers become the first inputs of the graph.
         args: flat example inputs, tensors and symbolic ints.
         fw_compiler, bw_compiler, ...: as for `aot_function`.
+        **of_peer: parameters that torch's function has, with its default values.
 
     Returns:
         A function of the flat inputs that returns a list of the flat outputs. It has the module's `named_parameters`,
         `named_buffers` and `zero_grad`.
     """
+    reject_parameters("aot_module_simplified", of_peer)
     given = {"keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
     compiler = compiler_of(backend, partition_fn, Options.from_mapping(given))

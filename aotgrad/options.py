@@ -321,8 +321,12 @@ def _check_passes(name: str, value: Any) -> None:
 PARAMETERS = frozenset({"dynamic", "keep_input_mutations"})
 """Options that are parameters of the functions that compile; the parameters have the defaults."""
 
-PEER_NAMES = {"activation_memory_budget": "memory_budget"}
-"""Option names of `functorch.compile.config`; its 1.0 is no budget."""
+PEER_NAMES = {
+    "activation_memory_budget": "memory_budget",
+    "enable_activation_offloading": "offload",
+    "functionalize_rng_ops": "functionalize_rng",
+}
+"""Option names of `functorch.compile.config`; its budget of 1.0 is none."""
 
 
 class Config:
@@ -345,7 +349,7 @@ class Config:
 
     def __setattr__(self, name: str, value: Any) -> None:
         option = _option_name(name)
-        value = None if name != option and value == 1 else value
+        value = None if name == "activation_memory_budget" and value == 1 else value
         Options(**{option: value})
         self._values[option] = value
 
@@ -379,6 +383,8 @@ def _option_name(name: str) -> str:
     Raises:
         OptionError: there is none, or it is a parameter of the functions that compile.
     """
+    if name in torch_compat.PEER_SETTINGS:
+        raise OptionError(f"aotgrad has no setting {name!r}: {torch_compat.PEER_SETTINGS[name]}")
     name = PEER_NAMES.get(name, name)
     legal = sorted({field.name for field in dataclasses.fields(Options)} - PARAMETERS)
     if name in PARAMETERS:
@@ -386,6 +392,21 @@ def _option_name(name: str) -> str:
     if name not in legal:
         raise OptionError(f"unknown option {name!r}; the options are {', '.join(legal)}")
     return name
+
+
+def reject_parameters(function: str, given: Mapping[str, Any]) -> None:
+    """Reject parameters that the function has in `functorch.compile` only, unless they ask for nothing.
+
+    Raises:
+        OptionError: says what to use instead.
+        TypeError: there is no such parameter there either.
+    """
+    known = torch_compat.PEER_PARAMETERS[function]
+    for name, value in given.items():
+        if name not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        if value != known[name].neutral:
+            raise OptionError(f"{function} has no {name}={value!r}: {known[name].instead}")
 
 
 config = Config()

@@ -31,7 +31,7 @@ from aotgrad.debug.script import needs_data, script_text
 from aotgrad.debug.shrink import simple_inputs, smaller_program
 from aotgrad.errors import NothingToMinify
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
-from aotgrad.options import Options
+from aotgrad.options import Options, reject_parameters
 from aotgrad.plan_cache.binding import bind
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import make_compiler
@@ -232,6 +232,7 @@ def minifier(
     *,
     skip_sanity: bool = False,
     max_granularity: int | None = None,
+    **of_peer: Any,
 ) -> tuple[fx.GraphModule, Sequence[Any]]:
     """Reduce a graph and its inputs while `module_fails` holds. For a whole function, see `minify`.
 
@@ -242,6 +243,7 @@ def minifier(
         dump_state: called with each smaller graph that fails, and its inputs.
         skip_sanity: do not check `fail_f` itself first.
         max_granularity: the largest number of ops to try or omit at once.
+        **of_peer: parameters that torch's function has, with its default values.
 
     Returns:
         The smaller graph, which returns a tuple, and its inputs.
@@ -249,6 +251,7 @@ def minifier(
     Raises:
         NothingToMinify: `fail_f` does not fail.
     """
+    reject_parameters("minifier", of_peer)
     if not skip_sanity and not module_fails(fail_f, inps):
         raise NothingToMinify("the graph does not fail on these inputs")
 

@@ -8,7 +8,7 @@ the state around a call  contexts, global_state, transforms, guards
 a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
                          recording, kernels, fused_optimizers, pre_dispatch
 graphs                   graphs, ops
-other parts of torch     dynamo, inductor, logs
+other parts of torch     dynamo, inductor, logs, functorch_settings
 """
 
 from __future__ import annotations
@@ -252,6 +252,7 @@ from aotgrad.torch_compat.functionalization import (
     is_list_of_tensors,
     sizes_of_view,
 )
+from aotgrad.torch_compat.functorch_settings import PEER_PARAMETERS, PEER_SETTINGS, PeerParameter
 from aotgrad.torch_compat.fused_optimizers import FUSED_UPDATES, record_float, record_fused_update
 from aotgrad.torch_compat.generators import (
     GeneratorStates,

@@ -18,6 +18,8 @@ import torch.nn.functional as F
 import torch.utils._pytree as pytree
 
 import aotgrad
+from aotgrad import torch_compat as compat
+from aotgrad.options import PEER_NAMES
 from tests.golden.harness import REPOSITORY
 from tests.numerics.against_eager import leaf, plain
 
@@ -47,17 +49,9 @@ def test_a_name_is_there_unless_it_is_left_out(name):
 OTHER_DEFAULTS = {(name, "partition_fn") for name in ("aot_function", "aot_module_simplified", "compiled_function")}
 OTHER_DEFAULTS |= {("minifier", "dump_state")}
 WITHOUT = {
-    "aot_function": {"enable_log", "disable_functionalization"},
-    "compiled_function": {"enable_log", "disable_functionalization"},
-    "aot_module_simplified": {
-        "compile_region_name",
-        "compiler_config_extra",
-        "disable_functionalization",
-        "ignore_shape_env",
-        "pre_grad_passes",
-    },
+    **{name: {*parameters} for name, parameters in compat.PEER_PARAMETERS.items()},
+    "compiled_function": {*compat.PEER_PARAMETERS["aot_function"]},
     "default_partition": {"static_lifetime_input_nodes"},
-    "minifier": {"offload_to_disk", "save_dir", "skip_offload"},
 }
 FUNCTIONS = [name for name in TABLE if callable(getattr(peer, name, None)) and hasattr(aotgrad, name)]
 
@@ -78,9 +72,54 @@ def test_the_signature_is_the_same(name):
 
 
 def test_what_is_left_out_of_a_signature_is_in_the_table():
-    missing = {(name, p) for name, parameters in WITHOUT.items() for p in parameters if name not in ("compiled_function",)}
-    named = {(name, p) for name, p in missing if f"`{p}`" in TABLE[name][1] + TABLE["aot_function"][1]}
-    assert missing == named
+    for name, parameters in WITHOUT.items():
+        theirs = set(inspect.signature(getattr(peer, name)).parameters)
+        for parameter in parameters & theirs:
+            assert f"`{parameter}`" in TABLE[name][1] + TABLE["aot_function"][1] or parameter.startswith("_"), parameter
+
+
+CALLS: dict[str, Callable] = {
+    "aot_function": lambda **given: aotgrad.aot_function(torch.sin, aotgrad.nop, **given),
+    "aot_module": lambda **given: aotgrad.aot_module(torch.nn.Tanh(), aotgrad.nop, **given),
+    "aot_module_simplified": lambda **given: aotgrad.aot_module_simplified(sine(), [plain(2)], aotgrad.nop, **given),
+    "compiled_function": lambda **given: aotgrad.compiled_function(torch.sin, aotgrad.nop, **given),
+    "compiled_module": lambda **given: aotgrad.compiled_module(torch.nn.Tanh(), aotgrad.nop, **given),
+    "minifier": lambda **given: aotgrad.minifier(sine(), [plain(2)], lambda *_: True, lambda *_: None, **given),
+}
+SETTINGS_OF = {"aot_module": "aot_function", "compiled_function": "aot_function", "compiled_module": "aot_function"}
+
+
+def sine() -> fx.GraphModule:
+    return fx.symbolic_trace(lambda x: (torch.ops.aten.sin.default(x),))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_parameter_that_is_left_out_says_what_to_use(name):
+    known = compat.PEER_PARAMETERS[SETTINGS_OF.get(name, name)]
+    CALLS[name](**{parameter: of_peer.neutral for parameter, of_peer in known.items()})
+    for parameter, of_peer in known.items():
+        with pytest.raises(aotgrad.errors.OptionError, match=re.escape(f"has no {parameter}='other': {of_peer.instead}")):
+            CALLS[name](**{parameter: "other"})
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'no_such_parameter'"):
+        CALLS[name](no_such_parameter=1)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_parameter_of_the_peer_is_known(name):
+    """Each one is ours, or is rejected with a reason, or belongs to a partition function, which takes what it is given."""
+    ours, theirs = (inspect.signature(getattr(module, name)).parameters for module in (aotgrad, peer))
+    unknown = set(theirs) - set(ours) - set(WITHOUT.get(name, ()))
+    assert unknown == set()
+    for parameter in set(theirs) & set(compat.PEER_PARAMETERS.get(name, ())):
+        assert theirs[parameter].default == compat.PEER_PARAMETERS[name][parameter].neutral
+
+
+def test_what_is_left_out_says_what_to_use():
+    (left_out,) = (name for name, (verdict, _) in TABLE.items() if verdict == "left out")
+    with pytest.raises(AttributeError, match=r"aotgrad\.debug\.minify\(fn, args, ts_compile\) writes a script that runs"):
+        getattr(aotgrad, left_out)
+    with pytest.raises(AttributeError, match="module 'aotgrad' has no attribute 'no_such_name'"):
+        _ = aotgrad.no_such_name
 
 
 # --- Ready-made compilers --------------------------------------------------------------------------------------------
@@ -223,10 +262,24 @@ def test_settings_of_the_process():
     assert aotgrad.config.plan_limit == 8
 
 
+SETTINGS = sorted(name for name in peer.config.get_config_copy() if not name.startswith("_") and name != "TYPE_CHECKING")
+
+
+def test_every_setting_of_the_peer_is_ours_or_says_what_to_use():
+    assert set(SETTINGS) <= {*PEER_NAMES, *compat.PEER_SETTINGS}
+    for name in set(SETTINGS) & {*compat.PEER_SETTINGS}:
+        with pytest.raises(aotgrad.errors.OptionError, match=re.escape(f"{name!r}: {compat.PEER_SETTINGS[name]}")):
+            getattr(aotgrad.config, name)
+    with aotgrad.config.patch(functionalize_rng_ops=True, enable_activation_offloading=True):
+        options = aotgrad.Options.from_mapping({})
+        assert (options.functionalize_rng, options.offload) == (True, True)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
         ("use_fake_tensor", True, "unknown option 'use_fake_tensor'; the options are"),
+        ("recompute_views", True, "aotgrad has no setting 'recompute_views': use the options `partitioner`"),
         ("dynamic", True, "is a parameter of the functions that compile"),
         ("plan_limit", 0, "option 'plan_limit' is 0; legal values are 1 to 1024"),
     ],
