@@ -33,6 +33,7 @@ from aotgrad.passes.checked import CheckedPass
 from aotgrad.pipeline import TracedJoint, assemble, lower
 from aotgrad.plan_cache.binding import BoundFunction, PlainFunction, bind, state_of
 from aotgrad.plan_cache.cache import PlanCache
+from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compiler import make_compiler, make_tracer
 from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.plan_cache.lock import COMPILING
@@ -210,7 +211,9 @@ class CompiledJoint:
     plan: CachedPlan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = self.bound.call_of(args, kwargs)
+        return self.run(self.bound.call_of(args, kwargs))
+
+    def run(self, call: Call) -> Any:
         if not self.plan.guards.check(call.tensors):
             raise CaptureError(
                 f"the joint graph was exported for other arguments: {self.plan.guards.why_not(call.tensors)}; "

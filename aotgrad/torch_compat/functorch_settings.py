@@ -20,6 +20,12 @@ _IN_MEMORY = "smaller graphs stay in memory; save them in `dump_state`"
 _INDUCTOR = "the backend 'inductor' takes `options={'mode': ...}` and `options={'inductor': {...}}`"
 
 PEER_PARAMETERS: dict[str, dict[str, PeerParameter]] = {
+    "aot_export_joint_with_descriptors": {
+        "disable_functionalization": PeerParameter(False, "mutations and aliases are always analyzed; leave it out"),
+        "ignore_shape_env": PeerParameter(False, _SIZES),
+        "_disable_torch_fn_metadata_mode": PeerParameter(False, "it is private to torch; leave it out"),
+        "_record_nn_module_stack": PeerParameter(False, "nodes have the stack of modules in `meta`; leave it out"),
+    },
     "aot_function": {
         "disable_functionalization": PeerParameter(False, "mutations and aliases are always analyzed; leave it out"),
         "enable_log": PeerParameter(True, "use `aotgrad.set_logs`, or the logger 'aotgrad'"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from torch import nn
 
@@ -91,6 +93,13 @@ def question_before_autograd():
 def transform_before_autograd():
     """A module calls a transform, whose ops torch cannot record before autograd."""
     export_before(lambda weight, x: torch.vmap(lambda row: row * weight)(x))
+
+
+@error_case
+def serializable_joint():
+    """A joint graph is to be compiled to a function that can be saved."""
+    joint = aotgrad.aot_export_joint_with_descriptors(contextlib.ExitStack(), nn.Linear(2, 2), (torch.ones(3, 2),))
+    aotgrad.aot_compile_joint_with_descriptors(joint, serializable=True)
 
 
 @error_case
