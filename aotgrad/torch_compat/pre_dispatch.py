@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -60,11 +61,12 @@ class _DetachedData(TorchFunctionMode):
 @contextlib.contextmanager
 def _refused_autograd_functions() -> Iterator[None]:
     """Inside, in this thread, calls of autograd functions raise."""
-    apply, thread = torch.autograd.Function.apply.__func__, threading.get_ident()  # type: ignore[attr-defined]
+    apply: Any = inspect.getattr_static(torch.autograd.Function, "apply")  # of Python or, since torch 2.15, of C++
+    thread = threading.get_ident()
 
     def refuse_or_run(kind: type, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() != thread:
-            return apply(kind, *args, **kwargs)
+            return apply.__get__(None, kind)(*args, **kwargs)
         raise RuntimeError(f"the backward of {kind.__name__}, an autograd function, would be lost")
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(refuse_or_run)):

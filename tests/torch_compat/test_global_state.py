@@ -189,10 +189,13 @@ BY_TORCHS_GUARD = {
 BY_KERNELS = {
     "blas_preferred_backend",
     "cpu_allow_fp16_reduced_precision_reduction",
+    "cublaslt_prefer_grouped_gemm",
     "cudnn_allow_tf32",  # for Inductor by "precision of convolutions"
     "cudnn_depthwise_kernel",
     "linalg_preferred_backend",
     "miopen_immediate",
+    "native_aot_enabled",
+    "native_aot_unconditional_masked",
     "nnpack_enabled",
     "onednn_allow_tf32",
     "qengine",
@@ -207,6 +210,7 @@ WITHOUT_NUMBERS = {
     "backcompat_keepdim_warn",
     "dispatch_mode",
     "dtensor_allow_implicit_replication",
+    "fake_constant",  # of one tensor
     "graph_exec_group",
     "graph_executor_optimize",
     "tensor_metadata",
@@ -239,7 +243,7 @@ def test_every_setting_of_torch_is_guarded_or_known_to_need_no_guard():
 
 def test_every_kernel_of_attention_is_guarded():
     kernels = {name.removeprefix("_set_sdp_use_") for name in dir(torch._C) if name.startswith("_set_sdp_use_")}
-    assert kernels - {"fa3"} == {"flash", "mem_efficient", "math", "cudnn", "overrideable"}
+    assert kernels - {"fa3", "fa4"} == {"flash", "mem_efficient", "math", "cudnn", "overrideable"}
 
 
 def test_every_folder_of_backends_is_known():
