@@ -49,7 +49,7 @@ def test_a_name_is_there_unless_it_is_left_out(name):
 OTHER_DEFAULTS = {(name, "partition_fn") for name in ("aot_function", "aot_module_simplified", "compiled_function")}
 OTHER_DEFAULTS |= {("minifier", "dump_state")}
 WITHOUT = {
-    **{name: {*parameters} for name, parameters in compat.PEER_PARAMETERS.items()},
+    **{name: {*parameters} for name, parameters in compat.PEER_PARAMETERS.items() if name in NAMES},
     "compiled_function": {*compat.PEER_PARAMETERS["aot_function"]},
     "default_partition": {"static_lifetime_input_nodes"},
 }
