@@ -207,11 +207,11 @@ def aot_export_joint_with_descriptors(
     in_spec, out_spec = pytree.tree_flatten((everything, dict(kwargs or {})))[1], joint.plan.output.spec
     assert out_spec is not None, "the result of a module has a structure"
     descriptors = Descriptors(joint, named_inputs(joint, args, dict(kwargs or {})))
-    describe(joint.module.graph, descriptors)
+    note_descriptors(joint.module.graph, descriptors)
     return JointWithDescriptors(joint.module, parameters, buffers, in_spec, out_spec, joint)
 
 
-def describe(graph: fx.Graph, descriptors: Descriptors) -> None:
+def note_descriptors(graph: fx.Graph, descriptors: Descriptors) -> None:
     """Note the descriptors in a joint graph."""
     signature = descriptors.joint.signature
     for node, slot in zip(graph.find_nodes(op="placeholder"), signature.inputs, strict=True):
