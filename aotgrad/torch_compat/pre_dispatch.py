@@ -65,7 +65,8 @@ def _refused_autograd_functions() -> Iterator[None]:
     thread = threading.get_ident()
 
     def refuse_or_run(kind: type, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
+        is_mark = kind.__module__ == "torch.utils.checkpoint"  # of a region, whose ops have gradients of their own
+        if is_mark or threading.get_ident() != thread:
             return apply.__get__(None, kind)(*args, **kwargs)
         raise RuntimeError(f"the backward of {kind.__name__}, an autograd function, would be lost")
 

@@ -229,6 +229,13 @@ def test_an_autograd_function():
     assert Steep.apply(leaf(2)).requires_grad
 
 
+def test_a_reentrant_checkpoint():
+    """Its ops run without gradients."""
+    function = lambda m, x: torch.utils.checkpoint.checkpoint(m.linear, x, use_reentrant=True)  # noqa: E731
+    with pytest.raises(ExportError, match="would not compute what the module does, or have other gradients"):
+        before_autograd(Body(function), (leaf(4, 3),))
+
+
 def test_data_is_cut_off_from_autograd():
     module, x = Body(lambda m, x: m.weight.data * x * m.weight), plain(3, 3)
     graph, _ = before_autograd(module, (x,))
