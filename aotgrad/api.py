@@ -230,7 +230,7 @@ def module_with(
         arguments, state = module_call(lifted, eager, inputs, options)
         if runs_eagerly:
             return transformed.call(lifted.forward, arguments, state)
-        return cache.run(cache.plan_for(Call(lifted.forward, arguments, arguments.count, state)))
+        return cache.run(cache.plan_for(Call(lifted.forward, arguments, arguments.count, state, paths=lifted.paths)))
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
         return compile_copy(copy.deepcopy(mod, memo))
@@ -388,7 +388,8 @@ class FlatModule:
         static = [*[True] * len(self.tensors), *map(is_static, self.args)]
         fakes = layout.parts_of(self.fakes)
         flat = zip(layout.origins, fakes, layout.parts_by_argument(), strict=True)
-        hints = [InputHint(bool(static[k]), fake=fake, part=part) for k, fake, part in flat]
+        paths = [*lifted.paths(), *torch_compat.paths_of_placeholders(lifted.module), *[None] * len(self.args)]
+        hints = [InputHint(bool(static[k]), fake=fake, part=part, path=paths[k]) for k, fake, part in flat]
         return Source(run_flat, self.distinct, dedupe.enter(hints))
 
     def after(self, error: OtherGradientForm | WrappedGradient) -> FlatModule:

@@ -61,12 +61,14 @@ class InputHint:
         dynamic_dims: which of its sizes are symbolic.
         fake: its fake, if there is one already.
         part: which part of which argument it is, if the argument is a wrapper subclass: `"argument 0.a"`.
+        path: its name in a module, `"layers.0.weight"`.
     """
 
     static: bool = False
     dynamic_dims: frozenset[int] = frozenset()
     fake: torch.Tensor | None = None
     part: str = ""
+    path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class TensorInput:
         is_view_of_leaf: it is a view of a leaf that requires grad; eager refuses to change it in place.
         is_converted_view: it is a view with another dtype, or a conjugated one.
         is_forbidden_after_a_write: it is a view that autograd refuses to use after a write to its base.
-        part: see `InputHint`.
+        part, path: see `InputHint`.
     """
 
     name: str
@@ -92,6 +94,7 @@ class TensorInput:
     is_converted_view: bool = field(default=False, kw_only=True)
     is_forbidden_after_a_write: bool = field(default=False, kw_only=True)
     part: str = field(default="", kw_only=True)
+    path: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

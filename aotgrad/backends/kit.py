@@ -33,7 +33,7 @@ from aotgrad.eager_calls.ops import reasons_of_eager_calls
 from aotgrad.errors import BackendError
 from aotgrad.graph import op_table
 from aotgrad.graph.ends import output_node, outputs_of
-from aotgrad.graph.source_lines import source_line
+from aotgrad.graph.source_lines import module_path, source_line
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.slots import InputSlot, OutputSlot, Primal
 
@@ -52,6 +52,8 @@ class GraphInput:
         is_static: its memory is the same in every call: a parameter, a buffer.
         may_be_overwritten: nobody reads it after the graph, which may write over its memory.
         source: the user's line that made it, if known.
+        path: its name in its module, `"layers.0.weight"`, if it is a parameter or buffer; of a value that a graph computes,
+            the path of the module around that line, `"layers.0"`; `None` if unknown.
     """
 
     name: str
@@ -60,6 +62,7 @@ class GraphInput:
     is_static: bool = False
     may_be_overwritten: bool = False
     source: str | None = None
+    path: str | None = None
 
     def __str__(self) -> str:
         marks = [word for word, holds in (("static", self.is_static), ("overwritable", self.may_be_overwritten)) if holds]
@@ -68,17 +71,18 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class GraphOutput:
-    """What a graph returns at one place: the name of its node (`None` for a constant), its meaning, and its line."""
+    """What a graph returns at one place: the name of its node (`None` for a constant), its meaning, its line and module."""
 
     name: str | None
     slot: OutputSlot | None = None
     source: str | None = None
+    path: str | None = None
 
     @classmethod
     def of(cls, node: Any, slot: OutputSlot | None = None) -> GraphOutput:
         if not isinstance(node, fx.Node):
             return cls(None, slot)
-        return cls(node.name, slot, source_line(node.meta.get("stack_trace")))
+        return cls(node.name, slot, source_line(node.meta.get("stack_trace")), path_of(node))
 
 
 class Backend:
@@ -210,8 +214,15 @@ class Kinds:
     def input_of(self, node: fx.Node) -> GraphInput:
         name, source = node.name, source_line(node.meta.get("stack_trace"))
         return GraphInput(
-            name, node.meta["val"], self.slots.get(name), name in self.static, name in self.overwritable, source
+            *(name, node.meta["val"], self.slots.get(name), name in self.static, name in self.overwritable),
+            source=source,
+            path=path_of(node),
         )
+
+
+def path_of(node: fx.Node) -> str | None:
+    """The name of a parameter or buffer, or the path of the module that a node is in; `None` if unknown."""
+    return node.meta["path"] if "path" in node.meta else module_path(node.meta)
 
 
 def names_of_slots(half: GraphHalf) -> Iterable[tuple[str, InputSlot]]:

@@ -65,6 +65,7 @@ def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint, fak
             is_converted_view=torch_compat.is_converted_view(arg),
             is_forbidden_after_a_write=torch_compat.is_forbidden_after_a_write(arg),
             part=hint.part,
+            path=hint.path,
         )
     if isinstance(arg, SYMBOLIC_NUMBERS):
         return SymInput(name, arg)

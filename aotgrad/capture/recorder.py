@@ -18,6 +18,7 @@ import linecache
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from aotgrad import torch_compat
 from aotgrad.capture import repeats
 from aotgrad.capture.inner_backwards import InnerBackward
 from aotgrad.errors import CaptureError
+from aotgrad.graph.source_lines import path_and_class
 from aotgrad.torch_compat import PythonKeyTracer
 
 ORIGIN_FIELDS = ("stack_trace", "torch_fn", "custom")
@@ -127,8 +129,8 @@ class Recorder(PythonKeyTracer):
             trace = self._stacks.current()
             if trace:
                 node.meta["stack_trace"] = trace
-            if (modules := self._stacks.modules.get(trace)) is not None:
-                node.meta.setdefault("nn_module_stack", modules)
+            if self._stacks.modules:
+                node.meta.setdefault("nn_module_stack", self._stacks.modules)
         if repeats.is_repeated():
             node.meta["repeated"] = True
         if self.is_indexing:
@@ -153,8 +155,7 @@ class Recorder(PythonKeyTracer):
 class UserStacks:
     """The frames of the user's function as text: outermost first, without frames of torch and aotgrad.
 
-    Equal stacks are the same string; each is formatted once. `modules` has the modules around a stack without a frame of the
-    user's, in FX's form.
+    Equal stacks are the same string; each is formatted once. `modules` are those around the current stack, in FX's form.
     """
 
     LIBRARY, USER, ENTRY = range(3)
@@ -166,47 +167,55 @@ class UserStacks:
         self._texts: dict[tuple[int, ...], str] = {}
         self._call: tuple[str, int, str] | None = None  # the call of the traced function, once it is known
         self._names: dict[int, str] = {}
-        self.modules: dict[str, ModuleStack] = {}
+        self._module_stacks: dict[tuple[int, ...], ModuleStack] = {(): {}}
+        self.modules: ModuleStack = {}
 
     def current(self) -> str:
         """The current stack; empty outside of the user's function."""
         key: list[int] = []
         frames: list[Any] = []
-        first = frame = sys._getframe(1)
+        forwards: list[Any] = []
+        frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             found = self._kinds.get(id(code))
             kind = self._kind_of(code) if found is None else found[0]
             if kind == self.ENTRY:
                 break
+            if code.co_name == "forward":
+                forwards.append(frame)
             if kind == self.USER:
                 key += id(code), frame.f_lasti
                 frames.append(frame)
             frame = frame.f_back
+        self.modules = {} if frame is None else self._modules_of(forwards)
         if frame is None:
             return ""
         if not frames:
-            return self._of_the_call(first, frame)
+            return self._of_the_call(frame)
         text = self._texts.get(tuple(key))
         if text is None:
             text = self._texts[tuple(key)] = "".join(map(_format_frame, reversed(frames))).rstrip("\n")
         return text
 
-    def _of_the_call(self, first: Any, entry: Any) -> str:
-        """The line that calls the traced function, and the innermost module around the frame `first`."""
-        modules = modules_between(first, entry)
+    def _of_the_call(self, entry: Any) -> str:
+        """The line that calls the traced function, and the innermost module."""
         call = self._call or calling_frame(entry)
         if call is None:
             return ""
         self._call = call
-        if modules and id(modules[0]) not in self._names:
-            self._names.update((id(part), name) for name, part in modules[0].named_modules())
-        stack = {name: (name, type(part)) for part in modules if (name := self._names.get(id(part))) is not None}
-        path, kind = next(reversed(stack.values()), ("", None))
-        text = called_line(*call, path, kind)
-        if stack:
-            self.modules.setdefault(text, stack)
-        return text
+        return called_line(*call, *path_and_class(self.modules))
+
+    def _modules_of(self, forwards: Sequence[Any]) -> ModuleStack:
+        """The modules whose `forward` runs in frames, the innermost first."""
+        modules = [part for part in map(self_of, reversed(forwards)) if isinstance(part, torch.nn.Module)]
+        key = tuple(map(id, modules))
+        if key not in self._module_stacks:
+            if id(modules[0]) not in self._names:
+                self._names.update((id(part), name) for name, part in modules[0].named_modules())
+            found = ((name, type(part)) for part in modules if (name := self._names.get(id(part))) is not None)
+            self._module_stacks[key] = {name: (name, kind) for name, kind in found}
+        return self._module_stacks[key]
 
     def _kind_of(self, code: Any) -> int:
         kind = self.LIBRARY if code.co_filename.startswith(LIBRARY_FOLDERS) else self.USER
@@ -216,14 +225,8 @@ class UserStacks:
         return kind
 
 
-def modules_between(frame: Any, entry: Any) -> list[Any]:
-    """The modules whose `forward` runs below the frame `entry`, the outermost first."""
-    found = []
-    while frame is not entry:
-        if frame.f_code.co_name == "forward" and isinstance(part := frame.f_locals.get("self"), torch.nn.Module):
-            found.append(part)
-        frame = frame.f_back
-    return found[::-1]
+def self_of(frame: Any) -> Any:
+    return frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_argcount else None
 
 
 def calling_frame(frame: Any) -> tuple[str, int, str] | None:
@@ -247,8 +250,7 @@ def give_lines(graph: fx.Graph) -> None:
         return
     for node in graph.nodes:
         if node.op.startswith("call_") and not node.meta.get("stack_trace"):
-            path, kind = next(reversed((node.meta.get("nn_module_stack") or {}).values()), ("", None))
-            node.meta["stack_trace"] = called_line(*call, re.sub(r"^L\['\w+'\]\.?", "", path), kind)
+            node.meta["stack_trace"] = called_line(*call, *path_and_class(node.meta.get("nn_module_stack")))
 
 
 def user_stack_trace() -> str:

@@ -253,8 +253,10 @@ class Trace:
 
     def add_input(self, spec: TensorInput | SymInput) -> None:
         """Add a placeholder for `spec`, and track its fake value."""
-        value = spec.fake if isinstance(spec, TensorInput) else spec.value
-        self._track(value, self.graph.placeholder(spec.name))
+        node = self.graph.placeholder(spec.name)
+        if isinstance(spec, TensorInput) and spec.path is not None:
+            node.meta["path"] = spec.path
+        self._track(spec.fake if isinstance(spec, TensorInput) else spec.value, node)
 
     def add_placeholder(self, name: str, like: torch.Tensor) -> torch.Tensor:
         """Add a placeholder after the existing ones. Returns its functional tensor, with the metadata of `like`."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 import functools
 import os
 import re
+from collections.abc import Mapping
+from typing import Any
 
 
 @functools.lru_cache(maxsize=4096)
@@ -23,6 +25,19 @@ def source_line(trace: str | None) -> str | None:
     frame = re.match(r'File "(.*)", line (\d+)', lines[-1])
     code = f"{os.path.basename(frame[1])}:{frame[2]}" if frame else lines[-1]
     return code + inside_of(lines[-1 if frame else -2] if len(lines) > 1 or frame else "")
+
+
+def module_path(meta: Mapping[str, Any]) -> str | None:
+    """The path of the module that a node with this `meta` is in, or that its forward op is in; `None` if unknown,
+    or the outermost one."""
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    return path_and_class(stack)[0] or None
+
+
+def path_and_class(stack: Mapping[str, tuple[str, Any]] | None) -> tuple[str, Any]:
+    """The path and class of the innermost module of an `nn_module_stack`; the root's path is empty."""
+    *_, (path, kind) = ("", None), *(stack or {}).values()
+    return re.sub(r"^[LG]\['\w+'\]\.?", "", path), kind
 
 
 def inside_of(frame: str) -> str:

@@ -100,7 +100,7 @@ class BoundModule(BoundFunction):
 
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
         arguments, state = module_call(self.lifted, self.eager, args, kwargs)
-        return Call(self.lifted.forward, arguments, arguments.count, state)
+        return Call(self.lifted.forward, arguments, arguments.count, state, paths=self.lifted.paths)
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         return type(self.module).forward(self.module, *args, **kwargs)

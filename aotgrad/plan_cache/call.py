@@ -48,6 +48,7 @@ class Call(NamedTuple):
         level: the lowest level at which the trace gets answers about values.
         shares_guarded: whether its plan takes values from its guard, which has computed them.
         serves_one_call: whether its plan will never be used again; asked after the trace.
+        paths: names the leading tensors, which are parameters and buffers; asked when a plan is made.
         key: the `current_key` before a trace, which may change objects among the constants; empty on a hit.
     """
 
@@ -59,6 +60,7 @@ class Call(NamedTuple):
     level: Level = Level.NONE
     shares_guarded: bool = False
     serves_one_call: Callable[[], bool] = lambda: False
+    paths: Callable[[], Sequence[str]] = list
     key: tuple = ()
 
     @property

@@ -220,9 +220,12 @@ def hints_of(call: Call, compiler: Compiler, earlier: Sequence[CachedPlan]) -> l
         for k, tensor in enumerate(call.tensors[: len(call.tensors) - fixed])
     ]
     hints += [InputHint()] * fixed
+    paths = dict(enumerate(call.paths()))
     if not isinstance(call.arguments, WrapperArguments):
-        return hints
-    return [replace(hint, part=part) for hint, part in zip(hints, call.arguments.layout.parts_by_argument(), strict=True)]
+        return [replace(hint, path=paths.get(k)) for k, hint in enumerate(hints)]
+    layout = call.arguments.layout
+    named = zip(hints, layout.parts_by_argument(), layout.origins, strict=True)
+    return [replace(hint, part=part, path=paths.get(origin)) for hint, part, origin in named]
 
 
 def hint_of(

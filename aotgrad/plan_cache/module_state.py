@@ -299,6 +299,10 @@ class LiftedModule:
             with COMPILING:
                 pass
 
+    def paths(self) -> list[str]:
+        """The name of each tensor that `read` returns."""
+        return [slot.name for slot in slots_of(self.module)]
+
     def known(self, inputs: tuple, counts: Collection[int]) -> tuple[list[Any], Hashable] | None:
         """The module's tensors with `inputs`, and its other state.
 

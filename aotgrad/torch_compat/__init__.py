@@ -165,6 +165,8 @@ from aotgrad.torch_compat.dynamo import (
     hide_from_dynamo,
     inline_compiled_functions,
     new_dynamos_lock,
+    path_in_source,
+    paths_of_placeholders,
     record_backwards_of_custom_functions,
     refuse_hooks_of_later,
     refuse_lost_histories,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -253,6 +254,22 @@ def graph_breaks() -> Iterator[list[tuple[Any, str]]]:
     found += [
         (reason.user_stack[-1] if reason.user_stack else None, reason.reason) for reason in graph_break_reasons[before:]
     ]
+
+
+def paths_of_placeholders(graph: torch.nn.Module) -> list[str | None]:
+    """The name in its module of each placeholder of Dynamo's graph that is a parameter or buffer."""
+    nodes = graph.graph.find_nodes(op="placeholder") if isinstance(graph, torch.fx.GraphModule) else ()
+    return [path_in_source(dynamo_source(node)) for node in nodes]
+
+
+def path_in_source(source: str | None) -> str | None:
+    """The name of a parameter or buffer that Dynamo reads from a module; `None` for anything else.
+
+    >>> path_in_source("L['self']._modules['layers']._modules['0']._parameters['weight']")
+    'layers.0.weight'
+    """
+    names = re.findall(r"\._(?:modules|parameters|buffers)\['([^']+)'\]", source or "")
+    return ".".join(names) if re.search(r"\._(?:parameters|buffers)\['[^']+'\]$", source or "") else None
 
 
 def dynamo_source(node: torch.fx.Node) -> str | None:

@@ -117,6 +117,7 @@ class TrainStep(BoundFunction):
             level=Level.GUARD,
             shares_guarded=True,
             serves_one_call=traced.creates_state,
+            paths=lambda: [named.name for named in state_names(self.state, found)],
         )
 
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:

@@ -236,3 +236,64 @@ def test_the_toy_device_trains(capsys):
     assert printed.count("backward: ") == 2 and "tanh_backward" in printed
     assert float(printed.rpartition("loss ")[2]) < 0.1
     assert len(example.read_text().splitlines()) <= 60
+
+
+# --- Paths -----------------------------------------------------------------------------------------------------------
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).sin()
+        return x * self.scale
+
+
+@pytest.mark.parametrize("dynamo", [False, True], ids=["aot_module", "dynamo"])
+def test_inputs_and_outputs_say_which_module_they_belong_to(dynamo):
+    paths = {}
+
+    class Reading(Backend):
+        def compile(self, graph, inputs, role):
+            paths[role] = [each.path for each in inputs], [each.path for each in graph_outputs(graph)]
+            return graph.forward
+
+    model = Named()
+    compiled = (
+        torch.compile(model, backend=aotgrad.DynamoBackend(Reading())) if dynamo else aotgrad.aot_module(model, Reading())
+    )
+    compiled(torch.randn(2, 4)).sum().backward()
+    inputs, _ = paths["forward"]
+    names = {"layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias", "scale"}
+    assert {path for path in inputs if path} == names
+    saved, gradients = paths["backward"]
+    assert {"layers.0", "layers.1", "layers.1.weight", "scale"} <= set(saved)
+    assert {"layers.0", "layers.1"} <= set(gradients)
+
+
+def test_the_state_of_a_step_has_names():
+    found = []
+
+    class Reading(Backend):
+        def compile(self, graph, inputs, role):
+            found.extend(each.path for each in inputs)
+            return graph.forward
+
+    model = nn.Sequential(nn.Linear(4, 2, bias=False))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    compiled = aotgrad.train_step(step, [model, optimizer], backend=Reading())
+    for _ in range(2):
+        compiled(torch.ones(3, 4))
+    assert {"0.weight", "momentum_buffer of 0.weight"} <= set(found)

@@ -329,3 +329,18 @@ def test_the_fake_of_an_input_that_is_no_leaf_is_made_in_a_trace():
         torch.compile(lambda x: x * 2, backend=backend, dynamic=True)(x)
     (fake,) = seen
     assert not x.is_leaf and all(isinstance(size, torch.SymInt) for size in (*fake.size(), *fake.to_local().size()))
+
+
+def test_the_path_of_a_parameter_in_its_module():
+    assert compat.path_in_source("L['self']._modules['layers']._modules['0']._buffers['mean']") == "layers.0.mean"
+    assert compat.path_in_source("L['x']") is None and compat.path_in_source(None) is None
+    paths = []
+
+    def backend(module, example_inputs):
+        paths.extend(compat.paths_of_placeholders(module))
+        return module.forward
+
+    with compat.reset_dynamo():
+        torch.compile(torch.nn.Sequential(torch.nn.Linear(2, 2)), backend=backend)(torch.ones(2))
+    assert set(paths) == {"0.weight", "0.bias", None}
+    assert compat.paths_of_placeholders(torch.nn.Linear(2, 2)) == []
