@@ -22,6 +22,7 @@ from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.geometry import Geometry
+from aotgrad.graph.kept_calls import KeptCall
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.slots import (
@@ -318,11 +319,13 @@ class OpenTrace(Protocol):
 
     `on_hook` is called with an autograd node and the objects that a hook of it holds, before the hook runs. `on_region`
     returns the context in which a checkpointed region is recomputed. `changing` are the regions with side effects.
+    `kept_calls` are the calls that a backend keeps whole.
     """
 
     on_hook: Callable[[Any, Sequence[Any]], None] | None
     on_region: OnRegion | None
     changing: set[Any]
+    kept_calls: list[KeptCall]
 
     @property
     def graph(self) -> fx.Graph: ...

@@ -281,13 +281,12 @@ def compile(source: Source, compiler: Compiler) -> Stages:
     observe = compiler.observer()
     with collection_paused():
         mode, convention = source.inputs()
-        decompositions = compiler.backend.decompositions()
-        given = (mode, decompositions, source.values, source.islands)
-        capture = capture_function(source.function, convention, *given)
+        rules = (compiler.backend.decompositions(), source.values, source.islands, compiler.backend.keep)
+        capture = capture_function(source.function, convention, mode, *rules)
         meta = analyze(capture)
         if sharing := source.sharing(meta):  # rare: an input that is mutated shares memory with another one
             convention = share_memory(convention, source.args, sharing, mode)
-            capture = capture_function(source.function, convention, *given)
+            capture = capture_function(source.function, convention, mode, *rules)
             meta = analyze(capture)
         observe("capture", capture)
         observe("analysis", meta)
@@ -297,6 +296,7 @@ def compile(source: Source, compiler: Compiler) -> Stages:
             return small
         compiler = source.compiler_of_trace(compiler)
         joint = build_joint(capture, meta, compiler.options.grad_segments)
+        joint = passes.keep_calls(joint, capture.trace.kept_calls)
         joint = run_joint_passes(joint, source, compiler, observe)
         observe("joint", joint)
     traced = TracedJoint(capture, with_later_changes(meta, joint), joint)

@@ -11,12 +11,14 @@ from aotgrad.backends.base import make_boxed_compiler, make_boxed_func
 from aotgrad.backends.eager import nop
 from aotgrad.backends.kit import Backend, FunctionBackend, GraphInput, GraphOutput, graph_outputs
 from aotgrad.backends.registry import get, names, register, register_backend
+from aotgrad.graph.kept_calls import KeptBackward
 
 __all__ = [
     "Backend",
     "FunctionBackend",
     "GraphInput",
     "GraphOutput",
+    "KeptBackward",
     "get",
     "graph_outputs",
     "make_boxed_compiler",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -57,6 +57,11 @@ class PartitionCompiler(Protocol):
 
     def gains_alone(self, node: fx.Node) -> bool:
         """Whether a graph with this op is worth compiling, however few ops it has."""
+        ...
+
+    @property
+    def keep(self) -> Collection[Any]:
+        """Functions whose calls reach it whole."""
         ...
 
     def decompositions(self) -> Mapping[Any, Callable]: ...
@@ -112,6 +117,10 @@ class WrappedBackend:
     @property
     def share_layers(self) -> bool:
         return self.backend.share_layers
+
+    @property
+    def keep(self) -> Collection[Any]:
+        return self.backend.keep
 
     def gains_alone(self, node: fx.Node) -> bool:
         return self.backend.gains_alone(node)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -93,12 +93,14 @@ class Backend:
         fuses: ops share kernels, so that the backward recomputes cheap ones instead of saving their results.
         min_graph_ops: functions with fewer ops that compute something run eagerly.
         writes_over: `compile` makes use of `GraphInput.may_be_overwritten`.
+        keep: functions of torch whose calls reach `compile` as one node each, with one node for their gradients.
     """
 
     name: str = "user"
     fuses: bool = True
     min_graph_ops: int = 0
     writes_over: bool = False
+    keep: Collection[Any] = frozenset()
     role_without_backward: Role = "inference"
     share_layers: bool = False
 
@@ -257,6 +259,7 @@ class FunctionBackend(Backend):
     min_graph_ops: int = 0
     fuses: bool = True
     key: str | None = None
+    keep: Collection[Any] = frozenset()
 
     def __post_init__(self) -> None:
         if not callable(self.fw_compiler):

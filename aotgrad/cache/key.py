@@ -159,7 +159,8 @@ def backend_key(backend: PartitionCompiler, partition_fn: Callable) -> str:
     budget = None
     if isinstance(partition_fn, functools.partial):
         partition_fn, budget = partition_fn.func, partition_fn.keywords.get("memory_budget")
-    return repr((backend.name, key, backend.fuses, backend.min_graph_ops, partition_fn.__qualname__, budget))
+    kept = sorted(getattr(function, "__name__", str(function)) for function in backend.keep)
+    return repr((backend.name, key, kept, backend.fuses, backend.min_graph_ops, partition_fn.__qualname__, budget))
 
 
 # --- Inputs ----------------------------------------------------------------------------------------------------------

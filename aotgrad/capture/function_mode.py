@@ -15,6 +15,8 @@ from typing import Any, Protocol
 
 from torch.overrides import TorchFunctionMode
 
+from aotgrad import torch_compat
+
 
 class Handler(Protocol):
     """Handles calls of some functions, or of all of them."""
@@ -28,10 +30,14 @@ class Handler(Protocol):
 
 
 class FunctionHandlers(TorchFunctionMode):
-    """Lets each call of a torch function pass through the handlers that take it, the last of `handlers` first."""
+    """Lets each call of a torch function pass through the handlers that take it, the last of `handlers` first.
 
-    def __init__(self, handlers: Sequence[Handler]) -> None:
+    `opened`: functions in Python that run in the mode, so that it gets the calls that they make.
+    """
+
+    def __init__(self, handlers: Sequence[Handler], opened: Collection[Any] = ()) -> None:
         super().__init__()
+        self.opened = opened
         named = {function for handler in handlers for function in handler.functions or ()}
         self.for_all = [handler for handler in handlers if handler.functions is None]
         self.table = {
@@ -40,6 +46,9 @@ class FunctionHandlers(TorchFunctionMode):
         }
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function in self.opened:
+            with self:
+                return torch_compat.without_override_check(function)(*args, **(kwargs or {}))
         call, keywords = function, dict(kwargs or {})
         if function in self.table and "input" in keywords:
             args = (keywords.pop("input"),)  # its handlers expect the first argument as eager's methods pass it

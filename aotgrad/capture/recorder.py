@@ -29,6 +29,7 @@ from aotgrad import torch_compat
 from aotgrad.capture import repeats
 from aotgrad.capture.inner_backwards import InnerBackward
 from aotgrad.errors import CaptureError
+from aotgrad.graph.kept_calls import MARK, KeptCall
 from aotgrad.graph.source_lines import path_and_class
 from aotgrad.torch_compat import PythonKeyTracer
 
@@ -54,7 +55,7 @@ class Recorder(PythonKeyTracer):
     """Records nodes into `graph`, with `meta["stack_trace"]` and `meta["seq_nr"]`.
 
     `region`: the number of the checkpointed region that runs, if one does. `backward`: the `backward()` that the
-    function runs, if it does.
+    function runs, if it does. `kept`: the call of a kept function that runs, if one does.
     """
 
     def __init__(self) -> None:
@@ -69,6 +70,7 @@ class Recorder(PythonKeyTracer):
         self.is_indexing = False
         self.region: int | None = None
         self.backward: InnerBackward | None = None
+        self.kept: KeptCall | None = None
 
     def create_node(
         self, kind: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: Any = None, type_expr: Any = None
@@ -89,6 +91,8 @@ class Recorder(PythonKeyTracer):
             self._record_origin(node)
             if self.backward is not None:
                 self.backward.mark(node, is_rerun=self.region is not None)
+            if self.kept is not None:
+                node.meta[MARK] = self.kept
         if self.region is not None:
             torch_compat.tag_recomputed(node, self.region)
 

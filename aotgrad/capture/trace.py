@@ -29,6 +29,7 @@ from aotgrad.capture.generator import WatchedGenerators
 from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
 from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.inner_backwards import InnerBackward
+from aotgrad.capture.kept_calls import KeptCalls
 from aotgrad.capture.literals import SymbolicLiterals
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, rerun_context
@@ -36,6 +37,7 @@ from aotgrad.capture.values import ValueReads, forget_constants, takes_symbolic_
 from aotgrad.eager_calls.call import EagerCall
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.graph import op_table
+from aotgrad.graph.kept_calls import KeptCall
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import Level
 from aotgrad.ir import CallingConvention, Capture, InputHook, InputSpec, MemberInput, OnRegion, SymInput, TensorInput
@@ -94,6 +96,7 @@ class Trace:
         self.on_region: OnRegion | None = None
         self.changing: set[Any] = set()
         self.eager_calls: list[EagerCall] = []
+        self.kept_calls: list[KeptCall] = []
         self._regions, self._backwards = itertools.count(), itertools.count()
         self._retraced = retraced
         self._kept: list[KeptRegion] = []
@@ -366,6 +369,7 @@ def capture_function(
     decompositions: Mapping[Any, Callable],
     values: ValueReads | None = None,
     islands: Islands | None = None,
+    keep: Collection[Any] = (),
 ) -> Capture:
     """Run `function` once on fake inputs.
 
@@ -376,6 +380,7 @@ def capture_function(
         decompositions: op overload -> function, applied while recording.
         values: answers questions about values of tensors; by default they are errors.
         islands: the functions that are not traced, but become single ops; by default a marked function is an error.
+        keep: functions whose calls are noted, see `kept_calls`.
 
     Raises:
         CaptureError: the function needs a tensor's value, or returns something that cannot be traced. The function's own
@@ -387,7 +392,7 @@ def capture_function(
     while True:
         trace = Trace(fake_mode, decompositions, values, has_symbolic_inputs(convention), changing)
         values.begin(trace.recorder, fake_mode, convention)
-        capture = run_traced(trace, function, convention, values, islands)
+        capture = run_traced(trace, function, convention, values, islands, keep)
         if not (found := trace.regions_to_retrace()):
             return capture
         changing = {**changing, **found}
@@ -406,7 +411,7 @@ class Observers:
 
 @contextlib.contextmanager
 def observe(
-    trace: Trace, convention: CallingConvention, arguments: Sequence[Any], islands: Islands | None
+    trace: Trace, convention: CallingConvention, arguments: Sequence[Any], islands: Islands | None, keep: Collection[Any]
 ) -> Iterator[Observers]:
     """Inside, the function runs, with handlers for the calls that no op shows."""
     eager_calls = EagerCallRecorder(islands, trace.recorder, convention)
@@ -418,10 +423,12 @@ def observe(
     versions = shared_versions(convention, arguments)
     index_marks = IndexMarks(trace.recorder) if has_symbolic_inputs(convention) else None
     attention = torch_compat.JaggedAttention()
-    handlers = (assignments, reshapes, hooks, views, versions, index_marks, attention, SymbolicLiterals(), eager_calls)
+    kept = KeptCalls(trace, keep) if keep else None
+    opened = torch_compat.functions_calling(keep) - set(keep) if keep else ()
+    handlers = (assignments, reshapes, hooks, views, versions, index_marks, attention, SymbolicLiterals(), eager_calls, kept)
     with (
         assignments,
-        FunctionHandlers([handler for handler in handlers if handler is not None]),
+        FunctionHandlers([handler for handler in handlers if handler is not None], opened),
         gradient_aliases.collected() as joins,
         trace.watch_draws(),
         trace.checkpoints(),
@@ -434,14 +441,19 @@ def observe(
 
 
 def run_traced(
-    trace: Trace, function: FlatFunction, convention: CallingConvention, values: ValueReads, islands: Islands | None
+    trace: Trace,
+    function: FlatFunction,
+    convention: CallingConvention,
+    values: ValueReads,
+    islands: Islands | None = None,
+    keep: Collection[Any] = (),
 ) -> Capture:
     """Run `function` once, with `trace` recording."""
     grad_mode_before = torch.is_grad_enabled()
     with trace.active(), restored_grad_mode(), torch_compat.tracked_views():
         primals, arguments = _make_inputs(trace, convention)
         before = tuple(map(input_state, arguments))
-        with observe(trace, convention, arguments, islands) as seen:
+        with observe(trace, convention, arguments, islands, keep) as seen:
             results = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         grad_mode_after = torch.is_grad_enabled()
         trace.settle(results, arguments)

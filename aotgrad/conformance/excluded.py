@@ -33,7 +33,7 @@ class WithoutOps(Backend):
         inner = get(self.backend)
         if not isinstance(inner, Backend):
             raise BackendError(f"ops cannot be excluded from {self.backend}, which is no aotgrad.backends.Backend")
-        settings = {name: getattr(inner, name) for name in ("name", "fuses", "min_graph_ops", "writes_over")}
+        settings = {name: getattr(inner, name) for name in ("name", "fuses", "min_graph_ops", "writes_over", "keep")}
         vars(self).update(settings, inner=inner)
 
     def supports(self, node: fx.Node) -> bool:

@@ -36,7 +36,13 @@ from aotgrad.ir import (
     ViewAndMutationMeta,
     needs_sentinel,
 )
-from aotgrad.joint.attribution import NO_SEGMENTS, arrivals, attributed_to_forward, eager_dtypes
+from aotgrad.joint.attribution import (
+    NO_SEGMENTS,
+    arrivals,
+    attributed_to_forward,
+    eager_dtypes,
+    noted_gradients_of_calls,
+)
 from aotgrad.joint.cases import OtherCases, join_cases, trace_other_cases
 from aotgrad.joint.effects import Effects, Place, storages
 from aotgrad.joint.failures import (
@@ -336,7 +342,9 @@ def _find_gradients(
     segmentation: Segmentation | None,
     effects: Effects,
 ) -> FoundGradients:
-    with arrivals(capture.primals) as arrived:
+    segment_of = NO_SEGMENTS if segmentation is None else segmentation.segment_of
+    noted = noted_gradients_of_calls(capture.trace, [result.differentiable for result in outputs], segment_of)
+    with arrivals(capture.primals) as arrived, noted:
         if _is_one_piece(segmentation) and not capture.joins and not capture.assigned:
             found = enumerate(_gradients(capture, outputs, list(tangents.values()), effects))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in found}

@@ -20,6 +20,7 @@ from aotgrad.passes.effects import UnwrapEffects
 from aotgrad.passes.functional import CheckFunctional
 from aotgrad.passes.guarded_values import SplitGuard, drop_guarded_values, take_guarded_values
 from aotgrad.passes.input_mutations import keep_input_mutations
+from aotgrad.passes.keep_calls import keep_calls
 from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
 from aotgrad.passes.late_waits import LateWaits
 from aotgrad.passes.leftovers import RemoveLeftovers
@@ -78,6 +79,7 @@ __all__ = [
     "computes",
     "drop_guarded_values",
     "generation",
+    "keep_calls",
     "keep_input_mutations",
     "mark_kept_values",
     "overlap_copies",

@@ -10,7 +10,7 @@ size, so the second size would get the name of the first.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch.fx as fx
@@ -24,9 +24,10 @@ from aotgrad.passes.memory import MemoryOwnership
 
 @dataclass(frozen=True)
 class CommonSubexpressionElimination:
-    """Computes equal calls once, by value numbering."""
+    """Computes equal calls once, by value numbering. `merges`: which calls an earlier one may replace."""
 
     name: str = "cse"
+    merges: Callable[[fx.Node], bool] = lambda node: True
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         memory = MemoryOwnership.of(graph)
@@ -35,7 +36,7 @@ class CommonSubexpressionElimination:
         def visit(node: fx.Node) -> fx.Node | None:
             key = expression(node)
             earlier = first.setdefault(key, node) if key is not None else node
-            return earlier if earlier is not node and memory.may_replace(node, earlier) else None
+            return earlier if earlier is not node and self.merges(node) and memory.may_replace(node, earlier) else None
 
         rewrite.replace(graph.module.graph, visit)
         return graph

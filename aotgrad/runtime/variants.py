@@ -24,7 +24,7 @@ from aotgrad.graph import op_table
 from aotgrad.graph.cases import has_cases, resolve_cases
 from aotgrad.graph.collectives import RunsBetween
 from aotgrad.graph.ends import output_node, outputs_of
-from aotgrad.graph.gradient_masks import narrow_mask
+from aotgrad.graph.gradient_masks import may_be_narrowed, narrow
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.plan_cache.lock import COMPILING
@@ -195,7 +195,7 @@ class VariantCache:
 def gradient_sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.Node | None]:
     """The node that each gradient is, or is a view of. Gradients with one source cost the same together.
 
-    If a mask tells an op which of its results to compute, each result is a source of its own.
+    If an op can compute some of its results only, each result is a source of its own.
     """
     found = half.results
     return [view_source(found[gradient]) for gradient in gradients]
@@ -210,7 +210,7 @@ def leads_of_collectives(half: GraphHalf, gradients: Sequence[Gradient]) -> list
 def view_source(node: fx.Node | None) -> fx.Node | None:
     found: Any = node
     while found is not None and (op_table.is_view(found.target) or op_table.is_getitem(found.target)):
-        if op_table.is_getitem(found.target) and op_table.position_of_mask(found.args[0].target) is not None:
+        if op_table.is_getitem(found.target) and may_be_narrowed(found.args[0].target):
             return found
         found = found.args[0]
     return found
@@ -257,7 +257,7 @@ def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) 
     idle |= {node for node in graph.nodes if op_table.communicates(node.target) and not node.meta.get("autograd_backward")}
     remove_dead_code(graph, idle)
     for node in graph.nodes:
-        narrow_mask(node)
+        narrow(node)
     inputs = needed_inputs(placeholders)
     for slot in placeholders.keys() - set(inputs):
         graph.erase_node(placeholders[slot])

@@ -452,6 +452,7 @@ from aotgrad.torch_compat.ops import (
     written_names,
     zero_without_memory,
 )
+from aotgrad.torch_compat.overridable import functions_calling, without_override_check
 from aotgrad.torch_compat.parallel_modules import PARALLEL_MODULE, refused_parallel_modules
 from aotgrad.torch_compat.pre_dispatch import graph_before_autograd
 from aotgrad.torch_compat.random import (

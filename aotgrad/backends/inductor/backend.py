@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -61,6 +61,10 @@ class InductorBackend:
     fuses: bool = True
     share_layers: bool = False
     artefacts: Artefacts | None = None
+
+    @property
+    def keep(self) -> Collection[Any]:
+        return ()
 
     @property
     def min_graph_ops(self) -> int:

@@ -1,0 +1,124 @@
+"""Notes the calls of functions that a backend keeps whole, while the function is traced.
+
+    y = F.linear(x, w)      KeptCall(F.linear, (primals_1, primals_2)); its nodes are marked: t, mm
+
+A call inside of another one belongs to it. A call is not noted if its arguments are not all values of the trace or
+constants, if it changes one of them, or if a result is a view of one: then the graph has its ops.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.fx as fx
+import torch.utils._pytree as pytree
+from torch.fx.node import base_types
+
+from aotgrad import torch_compat
+from aotgrad.capture.recorder import Recorder
+from aotgrad.errors import BackendError, CaptureError
+from aotgrad.graph.kept_calls import KeptCall, also_named
+
+log = logging.getLogger("aotgrad.backends.kept")
+
+
+class Nodes(Protocol):
+    """The trace: its recorder, and the nodes of live values."""
+
+    recorder: Recorder
+    kept_calls: list[KeptCall]
+
+    def node_of(self, value: Any) -> fx.Node: ...
+
+
+class KeptCalls:
+    """A handler of the calls of some functions, which notes them in `trace.kept_calls`."""
+
+    def __init__(self, trace: Nodes, functions: Collection[Any]) -> None:
+        for function in functions:
+            if not callable(function):
+                raise BackendError(
+                    f"keep has {function!r}, which is no function; a backend keeps calls of functions of torch"
+                )
+        self.trace, self.functions = trace, functions
+
+    def handle(self, function: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        recorder = self.trace.recorder
+        if recorder.kept is not None or recorder.backward is not None:
+            return call(*args, **kwargs)
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        recorder.kept = kept = self.described(function, args, kwargs)
+        try:
+            result = call(*args, **kwargs)
+        finally:
+            recorder.kept = None
+        if kept is not None and self.finish(kept, result, tensors):
+            self.trace.kept_calls.append(kept)
+        else:
+            log.debug("%s is taken apart: it changes or returns an argument, or a node cannot have its arguments", function)
+        return result
+
+    def described(self, function: Any, args: tuple, kwargs: Mapping[str, Any]) -> KeptCall | None:
+        """The call before it runs; `None` if a graph cannot have its arguments."""
+        written = pytree.tree_map(lambda leaf: tuple(leaf) if isinstance(leaf, torch.Size) else leaf, (args, dict(kwargs)))
+        leaves, spec = pytree.tree_flatten_with_path(written)
+        names: dict[fx.Node, str] = {}
+        edges: dict[tuple[Any, int], str] = {}
+        nodes: list[Any] = []
+        for path, leaf in leaves:
+            try:
+                node = self.node_or_constant(leaf)
+            except (CaptureError, TypeError):
+                return None
+            nodes.append(node)
+            if isinstance(leaf, torch.Tensor):
+                name = place_in_call(path)
+                names[node] = also_named(names.get(node), name)
+                if leaf.requires_grad:
+                    edge = torch_compat.gradient_edge(leaf)
+                    edges[edge] = also_named(edges.get(edge), name)
+        args, kwargs = pytree.tree_unflatten(nodes, spec)
+        kinds = {leaf.device.type for _, leaf in leaves if isinstance(leaf, torch.Tensor)}
+        casts = any(map(torch.is_autocast_enabled, kinds))
+        return KeptCall(function, args, kwargs, names, edges, torch_compat.sequence_nr(), casts)
+
+    def node_or_constant(self, value: Any) -> Any:
+        """What a node has as argument for a value.
+
+        Raises:
+            CaptureError, TypeError: it is neither traced nor a constant of FX.
+        """
+        if isinstance(value, torch.Tensor):
+            if not torch_compat.any_functional([value]):
+                raise TypeError
+            return self.trace.node_of(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return self.trace.node_of(value)
+        if value is None or value is ... or isinstance(value, base_types):
+            return value
+        raise TypeError
+
+    def finish(self, kept: KeptCall, result: Any, tensors: list[torch.Tensor]) -> bool:
+        """Note what the call returned. Returns whether it computes new tensors of its arguments, and does no more."""
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        if not results or not all(torch_compat.any_functional([each]) for each in results):
+            return False
+        if sum(each.requires_grad for each in results) > 1:
+            return False
+        memory = {torch_compat.storage_id(each) for each in tensors}
+        if any(torch_compat.storage_id(each) in memory for each in results):
+            return False
+        if not all(self.trace.node_of(each) in kept.names for each in tensors):
+            return False  # it has changed an argument
+        kept.last = torch_compat.sequence_nr()
+        kept.results = tuple(map(self.trace.node_of, results))
+        kept.returns_list = isinstance(result, (tuple, list))
+        return len(set(kept.results)) == len(kept.results)
+
+
+def place_in_call(path: tuple) -> str:
+    """Where a value is in the arguments of a call: `args[0]`, `kwargs['bias']`."""
+    return ("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:])

@@ -1,0 +1,109 @@
+"""Calls of functions that a backend keeps whole (`Backend.keep`), and the targets of their backward nodes.
+
+    y = linear(x, w)                                              one node, whose target is the function
+    gx, gw = linear_backward(tangent, x, w)                       one node, whose target is a `KeptBackward`
+
+A trace notes each call as a `KeptCall` and marks the nodes that it consists of; `passes/keep_calls.py` folds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch.fx as fx
+
+from aotgrad import torch_compat
+from aotgrad.graph.lazy_module import LazyGraphModule
+
+MARK = "kept"
+"""The key in `meta` of the call that a node is part of, from the trace until the calls are folded."""
+
+
+@dataclass(eq=False)
+class KeptCall:
+    """One call of a kept function in a trace.
+
+    Attributes:
+        args, kwargs: as the user wrote them, with nodes in place of tensors and symbolic numbers.
+        names: where each tensor is among them: node -> `"args[0]"`.
+        edges: where the gradients of these tensors arrive -> where the tensors are.
+        first, last: the sequence number of the next autograd node when the call began and ended.
+        casts: autocast was on.
+        results: the nodes of what it returned.
+        returns_list: it returned a tuple or list of tensors.
+        gradients: what the backward's trace found, by autograd node and position of its input: the place of the tensor and
+            the node of the gradient.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    names: Mapping[fx.Node, str]
+    edges: Mapping[tuple[Any, int], str]
+    first: int
+    casts: bool
+    last: int = 0
+    results: tuple[fx.Node, ...] = ()
+    returns_list: bool = False
+    gradients: dict[tuple[Any, int], tuple[str, fx.Node]] = field(default_factory=dict)
+
+    def holds(self, node: Any) -> bool:
+        """Whether the call made an autograd node."""
+        return self.first <= torch_compat.node_sequence_nr(node) < self.last
+
+    def name_behind(self, edge: tuple[Any, int]) -> str | None:
+        """Where the tensor is whose gradient an edge of the autograd graph leads to, also through a cast of autocast."""
+        node = edge[0]
+        if self.casts and node is not None and node.name().startswith("ToCopyBackward"):
+            return self.edges.get(node.next_functions[0])
+        return self.edges.get(edge)
+
+
+@dataclass(frozen=True)
+class KeptBackward:
+    """The target of a node that computes the gradients of a kept call. Calling it runs `graph`, which returns a tuple.
+
+    Attributes:
+        function: the kept function.
+        graph: the gradients as a graph of ATen ops. It recomputes what it needs between arguments and results of the call.
+        inputs: what each input is: `"tangent"`, an argument of the call (`"args[0]"`, `"kwargs['bias']"`), `"result"` (or
+            `"result[1]"` of several), `"size"` or `"constant"`.
+        outputs: whose gradient each output is. If two have one name, their sum is the gradient; a tensor that was passed
+            twice has two names, `"args[0], args[1]"`.
+    """
+
+    function: Any
+    graph: fx.GraphModule
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def __name__(self) -> str:
+        return f"{getattr(self.function, '__name__', 'kept')}_backward"
+
+    def __str__(self) -> str:
+        return self.__name__
+
+    def __call__(self, *values: Any) -> Any:
+        return self.graph(*values)
+
+    def narrowed(self, wanted: Sequence[int]) -> tuple[KeptBackward, list[int]]:
+        """This with some of the outputs only, and the positions of the inputs that these need."""
+        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        returned: Any = graph.graph_copy(self.graph.graph, copies)
+        graph.output(tuple(returned[k] for k in wanted))
+        graph.eliminate_dead_code()
+        placeholders = graph.find_nodes(op="placeholder")
+        needed = [k for k, node in enumerate(placeholders) if node.users]
+        for node in placeholders:
+            if not node.users:
+                graph.erase_node(node)
+        inputs, outputs = (tuple(names[k] for k in some) for names, some in ((self.inputs, needed), (self.outputs, wanted)))
+        return replace(self, graph=LazyGraphModule(self.graph, graph), inputs=inputs, outputs=outputs), needed
+
+
+def also_named(earlier: str | None, name: str) -> str:
+    """The name of a value that is in several places."""
+    return name if earlier is None else f"{earlier}, {name}"
