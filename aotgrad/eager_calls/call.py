@@ -102,7 +102,7 @@ class Invocation:
     @property
     def key(self) -> tuple[Any, ...]:
         """Equal for calls of one function in one way."""
-        constants = tuple((k, constant_key(value)) for k, value in self.constants)
+        constants = tuple((k, constant_identity(value)) for k, value in self.constants)
         return self.function, self.spec, constants, self.state, self.needs, self.grad_mode, self.autocast
 
     def run(self, inputs: Sequence[torch.Tensor]) -> tuple[Tape, Structure]:
@@ -185,7 +185,7 @@ COMPARED_BY_VALUE = (bool, int, float, complex, str, type(None), torch.dtype, to
 """Types of arguments that are compared by value; others are by identity, while the call keeps them alive."""
 
 
-def constant_key(value: Any) -> tuple[type, Any]:
+def constant_identity(value: Any) -> tuple[type, Any]:
     return type(value), repr(value) if type(value) in COMPARED_BY_VALUE else id(value)
 
 

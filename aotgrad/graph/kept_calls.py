@@ -3,7 +3,7 @@
     y = linear(x, w)                                              one node, whose target is the function
     gx, gw = linear_backward(tangent, x, w)                       one node, whose target is a `KeptBackward`
 
-A trace notes each call as a `KeptCall` and marks the nodes that it consists of; `passes/keep_calls.py` folds them.
+A trace notes each call as a `KeptCall` and marks the nodes that it consists of; `passes/kept_calls.py` folds them.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from aotgrad.passes.effects import UnwrapEffects
 from aotgrad.passes.functional import CheckFunctional
 from aotgrad.passes.guarded_values import SplitGuard, drop_guarded_values, take_guarded_values
 from aotgrad.passes.input_mutations import keep_input_mutations
-from aotgrad.passes.keep_calls import keep_calls
+from aotgrad.passes.kept_calls import keep_calls
 from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
 from aotgrad.passes.late_waits import LateWaits
 from aotgrad.passes.leftovers import RemoveLeftovers

@@ -11,7 +11,7 @@ size, so the second size would get the name of the first.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.fx as fx
 
@@ -27,7 +27,7 @@ class CommonSubexpressionElimination:
     """Computes equal calls once, by value numbering. `merges`: which calls an earlier one may replace."""
 
     name: str = "cse"
-    merges: Callable[[fx.Node], bool] = lambda node: True
+    merges: Callable[[fx.Node], bool] = field(default=lambda node: True, repr=False)
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
         memory = MemoryOwnership.of(graph)
