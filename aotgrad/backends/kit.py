@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.base import Artefacts, GraphCompiler, PartitionCompiler, boxed, checked_arity
+from aotgrad.backends.base import Artefacts, GraphCompiler, PartitionCompiler, WrappedBackend, boxed, checked_arity
 from aotgrad.backends.pieces import compile_pieces
 from aotgrad.backends.uncompiled import cut_apart
 from aotgrad.eager_calls.ops import reasons_of_eager_calls
@@ -83,6 +83,9 @@ class GraphOutput:
         if not isinstance(node, fx.Node):
             return cls(None, slot)
         return cls(node.name, slot, source_line(node.meta.get("stack_trace")), path_of(node))
+
+    def __str__(self) -> str:
+        return str(self.name if self.slot is None else self.slot)
 
 
 class Backend:
@@ -192,6 +195,8 @@ class Backend:
 
 def makes_islands(backend: PartitionCompiler) -> bool:
     """Whether the author of a backend says which ops it supports."""
+    while isinstance(backend, WrappedBackend):
+        backend = backend.backend
     return isinstance(backend, Backend) and type(backend).supports is not Backend.supports
 
 

@@ -7,7 +7,7 @@ BackendMinimizer(BackendChecks("mypackage:backend"), folder)()(task)        the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -156,8 +156,27 @@ class BackendMinimizer:
 def plain_call(call: SampleCall) -> tuple[Callable, tuple[torch.Tensor, ...]]:
     """A function for `minify`, and its arguments. It changes copies of what the call changes, since leaves cannot change."""
     function = call.function.fresh()
+    if isinstance(function, ModuleFunction):
+        return CallOfModule(function, call.changed), call.tensors
 
     def run(*tensors: torch.Tensor) -> Any:
-        return function(*(tensor * 1 if k in call.changed else tensor for k, tensor in enumerate(tensors)))
+        return function(*copies_of_changed(tensors, call.changed))
 
     return run, call.tensors
+
+
+def copies_of_changed(tensors: Sequence[torch.Tensor], changed: Collection[int]) -> list[torch.Tensor]:
+    return [tensor * 1 if k in changed else tensor for k, tensor in enumerate(tensors)]
+
+
+class CallOfModule(torch.nn.Module):
+    """A call of a module as a module, whose parameters and buffers are those of the part."""
+
+    def __init__(self, function: ModuleFunction, changed: Collection[int]) -> None:
+        super().__init__()
+        self.part = function.module
+        self.arguments = lambda tensors: function.rebuild(copies_of_changed(tensors, changed))
+
+    def forward(self, *tensors: torch.Tensor) -> Any:
+        args, kwargs = self.arguments(tensors)
+        return self.part(*args, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from aotgrad.conformance.backend import BackendChecks, BackendMinimizer, Checked
 from aotgrad.conformance.excluded import draw_ops
 from aotgrad.conformance.progress import progress_bar
 from aotgrad.conformance.report import BackendReport
-from aotgrad.conformance.subjects import Operator, Subject
+from aotgrad.conformance.subjects import Operator
 from aotgrad.conformance.sweep import Done, Row, StartWorker, Task, read_rows, sweep
 from aotgrad.conformance.variants import OF_BACKENDS
 from aotgrad.conformance.verdict import Crashed, SubjectVerdict, TimedOut
@@ -32,7 +32,7 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="BACKEND", help="module:attribute (a Backend or compile function), or a name")
     parser.add_argument("--variants", nargs="+", choices=OF_BACKENDS, default=[*OF_BACKENDS], metavar="VARIANT",
                         help=f"default: all of {', '.join(OF_BACKENDS)}")  # fmt: skip
-    parser.add_argument("--operators", nargs="+", metavar="PREFIX", help="only names that start so, such as nn.functional")
+    parser.add_argument("--operators", nargs="+", metavar="PREFIX", help="only names that start so, such as nn.functional.l")
     parser.add_argument("--samples", type=int, default=2, help="the most samples of an operator (default: 2)")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes (default: 1)")
     parser.add_argument("--limit", type=float, default=60, metavar="SECONDS", help="for one check (default: 60)")
@@ -62,9 +62,8 @@ def check_backend_named(arguments: argparse.Namespace) -> BackendReport:
         raise UsageError(str(error)) from error
     except ModuleNotFoundError as error:
         raise UsageError(f"torch's databases need another package ({error}): pip install aotgrad[check]") from error
-    tasks = list(chosen_tasks(checks, subjects, arguments))
-    if not tasks:
-        raise UsageError(f"no operator starts with {' or '.join(arguments.operators)}")
+    names = sorted(subjects) if arguments.operators is None else names_with(arguments.operators, sorted(subjects))
+    tasks = [Task(str(checks), variant, name, arguments.samples) for variant in arguments.variants for name in names]
     rows = run_checks(checks, tasks, arguments)
     operators = frozenset(name for name, subject in subjects.items() if isinstance(subject, Operator))
     report = BackendReport(checks, tuple(rows[task] for task in tasks), operators)
@@ -73,11 +72,20 @@ def check_backend_named(arguments: argparse.Namespace) -> BackendReport:
     return report
 
 
-def chosen_tasks(checks: BackendChecks, subjects: dict[str, Subject], arguments: argparse.Namespace) -> Iterator[Task]:
-    for variant in arguments.variants:
-        for name in sorted(subjects):
-            if arguments.operators is None or name.startswith(tuple(arguments.operators)):
-                yield Task(str(checks), variant, name, arguments.samples)
+def names_with(prefixes: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The names that start with one of the prefixes. A dot is as good as an underscore.
+
+    >>> names_with(["nn.functional.l"], ["nn_functional_linear", "nn.Linear"])
+    ['nn_functional_linear']
+
+    Raises:
+        UsageError: no name starts with one of them.
+    """
+    starts = {prefix: prefix.replace(".", "_") for prefix in prefixes}
+    found = {name: [each for each, start in starts.items() if name.replace(".", "_").startswith(start)] for name in names}
+    if unknown := set(prefixes).difference(*found.values()):
+        raise UsageError(f"no operator starts with {' or '.join(sorted(unknown))}")
+    return [name for name, matches in found.items() if matches]
 
 
 def run_checks(checks: BackendChecks, tasks: list[Task], arguments: argparse.Namespace) -> dict[Task, Row]:

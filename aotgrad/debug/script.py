@@ -21,6 +21,8 @@ import torch.fx as fx
 from aotgrad.backends.base import AnyBackend
 from aotgrad.debug.check import BackendFailure
 from aotgrad.debug.programs import ConcreteProgram
+from aotgrad.errors import BackendError
+from aotgrad.graph.kept_calls import KeptBackward
 
 MOST_ELEMENTS = 64
 """The size limit of an input that the script spells out."""
@@ -78,7 +80,14 @@ def script_text(
         tolerance: see `check_backend`.
         data: the file of large inputs.
         dynamic: compile for symbolic sizes.
+
+    Raises:
+        BackendError: the program has gradients of a kept call.
     """
+    if kept := [node.target for node in program.module.graph.nodes if isinstance(node.target, KeptBackward)]:
+        raise BackendError(
+            f"a script cannot contain {kept[0]}, which computes the gradients of a call that the backend keeps"
+        )
     name, imports, note = backend_code(backend)
     return TEMPLATE.format(
         failure=f"{failure.kind}: {first_line(failure.text)}".replace('"""', "'''").replace("\\", "/"),

@@ -291,6 +291,31 @@ def test_a_plan_with_kept_calls_is_not_saved(tmp_path):
         aotgrad.save(compiled, tmp_path / "plan")
 
 
+class WithoutGradients(Keeping):
+    def compile(self, graph, inputs, role):
+        if any(isinstance(node.target, KeptBackward) for node in calls_in(graph)):
+            raise ValueError("no gradients")
+        return super().compile(graph, inputs, role)
+
+
+def test_a_gradient_of_a_kept_call_has_no_script(tmp_path):
+    with pytest.raises(BackendError, match="a script cannot contain linear_backward"):
+        aotgrad.debug.minify(F.linear, tensors((3, 4), (5, 4)), WithoutGradients(), path=tmp_path / "repro.py")
+    assert not (tmp_path / "repro.py").exists()
+
+
+def test_what_graphs_return_reads_like_what_they_take():
+    texts = []
+
+    class Printing(Keeping):
+        def compile(self, graph, inputs, role):
+            texts.append((role, [*map(str, inputs)], [*map(str, aotgrad.backends.graph_outputs(graph))]))
+            return super().compile(graph, inputs, role)
+
+    aotgrad.aot_function(lambda x, w: F.linear(x, w), Printing())(*tensors((3, 4), (5, 4)))
+    assert texts == [("forward", ["primal 0", "primal 1"], ["output 0", "saved primals_1", "saved primals_2"])]
+
+
 def test_a_hook_on_a_result():
     def function(x, w):
         y = F.linear(x, w)

@@ -51,6 +51,13 @@ class Raises(Correct):
         raise ValueError("no tan")
 
 
+class RaisesForProducts(Correct):
+    name, mistake = "raises for products", (aten.addmm.default,)
+
+    def spoil(self, node):
+        raise ValueError("no addmm")
+
+
 class AbortsOrHangs(Correct):
     name, mistake = "aborts or hangs", (aten.erfinv.default, aten.ceil.default)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aotgrad.conformance.backend import BackendChecks, BackendMinimizer
-from aotgrad.conformance.command import add_check_arguments, check_backend_named
+from aotgrad.conformance.command import add_check_arguments, check_backend_named, names_with
 from aotgrad.conformance.excluded import WithoutOps, draw_ops
 from aotgrad.conformance.programs import PROGRAMS
 from aotgrad.conformance.report import BackendReport, Coverage
@@ -108,6 +108,17 @@ def test_a_mistake_of_a_backend(backend, subject, kind, tmp_path):
     assert fails_when_run(path).startswith("ValueError: no tan" if kind is Raised else "differs")
 
 
+def test_names_may_be_written_as_in_torch():
+    names = ["nn.Linear (training)", "nn_functional_linear", "sin"]
+    assert names_with(["nn.functional.linear", "nn.Lin"], names) == names[:2]
+
+
+def test_a_mistake_in_a_module_gets_a_script(tmp_path):
+    task = Task("RaisesForProducts", "float32", "nn.Linear (training)", 1)
+    path = BackendMinimizer(BackendChecks(f"{PLACE}:RaisesForProducts"), tmp_path)()(task)
+    assert fails_when_run(path).startswith("ValueError: no addmm")
+
+
 def test_what_eager_halves_do_not_do_either_is_not_counted():
     assert isinstance(answer("correct", "to_sparse").verdict, Inherited)
 
@@ -154,7 +165,7 @@ def test_only_backends_of_the_kit_can_do_without_ops():
         (["no_such_module:backend"], "No module named 'no_such_module'"),
         ([f"{PLACE}:missing"], "has no attribute 'missing'"),
         ([f"{PLACE}:number"], "is a int: neither a backend nor a function that compiles graphs"),
-        (["eager", "--operators", "no such operator"], "no operator starts with no such operator"),
+        (["eager", "--operators", "sin", "no such operator"], "no operator starts with no such operator"),
         (["inductor", "--without", "3"], "ops cannot be excluded from inductor"),
     ],
 )

@@ -452,6 +452,8 @@ def test_a_backend_that_says_what_it_supports_has_islands():
     function = FUNCTIONS["a function in NumPy"]
     run = aotgrad.aot_function(function, Supporting())
     torch.testing.assert_close(gradients_of(run, leaf()), gradients_of(function, leaf()))
+    reasons = {row.reason for row in aotgrad.explain(function, backend=Supporting())(leaf()).islands}
+    assert reasons == {"NumpySin is not traced: it turns a tensor into a NumPy array", "user does not support it"}
     with pytest.raises(CaptureError, match="turned into a NumPy array"):
         aotgrad.aot_function(function, Supporting(), options={"islands": False})(leaf())
 
