@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from aotgrad.conformance.backend import BackendChecks
 from aotgrad.conformance.sweep import Row
-from aotgrad.conformance.tables import TABLE, escaped
+from aotgrad.conformance.tables import TABLE
 from aotgrad.conformance.variants import OF_BACKENDS
 from aotgrad.conformance.verdict import Inherited, NotSupported, Passed
 
@@ -99,7 +99,7 @@ class BackendReport:
 
     def table(self) -> str:
         rows = [
-            [row.task.subject, row.task.variant, type(row.verdict).__name__, escaped(row.verdict.reason), row.script]
+            [row.task.subject, row.task.variant, type(row.verdict).__name__, row.verdict.reason, row.script]
             for row in self.failures
         ]
         return tabulate(rows, headers=["operator", "variant", "verdict", "reason", "script"], tablefmt=TABLE)
