@@ -62,7 +62,9 @@ def check_backend_named(arguments: argparse.Namespace) -> BackendReport:
         raise UsageError(str(error)) from error
     except ModuleNotFoundError as error:
         raise UsageError(f"torch's databases need another package ({error}): pip install aotgrad[check]") from error
-    names = sorted(subjects) if arguments.operators is None else names_with(arguments.operators, sorted(subjects))
+    names = sorted(subjects)
+    if arguments.operators is not None:
+        names = names_with(arguments.operators, names)
     tasks = [Task(str(checks), variant, name, arguments.samples) for variant in arguments.variants for name in names]
     rows = run_checks(checks, tasks, arguments)
     operators = frozenset(name for name, subject in subjects.items() if isinstance(subject, Operator))

@@ -5,6 +5,7 @@ exp = exp(primals_1); sin = sin(primals_1); return (sin,)      ->      sin = sin
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.fx as fx
@@ -20,10 +21,15 @@ class DeadCodeElimination:
     name: str = "dce"
 
     def apply(self, graph: AnyGraph) -> AnyGraph:
-        for node in reversed(graph.module.graph.nodes):
-            if not node.users and not must_stay(node):
-                graph.module.graph.erase_node(node)
+        erase_unused(graph.module.graph, must_stay)
         return graph
+
+
+def erase_unused(graph: fx.Graph, stays: Callable[[fx.Node], bool]) -> None:
+    """Erase the nodes without users, those behind them first, except those for which `stays` holds."""
+    for node in reversed(graph.nodes):
+        if not node.users and not stays(node):
+            graph.erase_node(node)
 
 
 def must_stay(node: fx.Node) -> bool:

@@ -14,7 +14,7 @@ arguments and result, more than one tangent enters its backward, or autocast cas
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch.fx as fx
 
@@ -22,7 +22,7 @@ from aotgrad.graph import op_table
 from aotgrad.graph.kept_calls import MARK, KeptCall
 from aotgrad.ir import JointGraph
 from aotgrad.passes.common_subexpressions import CommonSubexpressionElimination
-from aotgrad.passes.dead_code import must_stay
+from aotgrad.passes.dead_code import erase_unused, must_stay
 from aotgrad.passes.fold_call import fold
 from aotgrad.passes.parts_of_call import PartsOfCall, StaysApart
 from aotgrad.slots import Tangent
@@ -70,9 +70,3 @@ def dependents_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
             found.add(node)
             left += node.users
     return found
-
-
-def erase_unused(graph: fx.Graph, stays: Callable[[fx.Node], bool]) -> None:
-    for node in reversed(graph.nodes):
-        if not node.users and not stays(node):
-            graph.erase_node(node)
