@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from types import FrameType
+import inspect
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
-_APPLY = torch.autograd.Function.apply.__func__.__code__  # pyright: ignore[reportFunctionMemberAccess]
 _CALL = OpOverload.__call__.__code__
 
 
@@ -18,10 +20,29 @@ def differentiated_in(frame: FrameType) -> type | None:
 
 
 def called_in(frame: FrameType) -> type | OpOverload | None:
-    """The autograd function or op that a frame calls."""
-    if frame.f_code is _APPLY:
-        return frame.f_locals["cls"]
-    return frame.f_locals["self"] if frame.f_code is _CALL else None
+    """The op that a frame calls, or the autograd function whose forward it runs; newer versions of torch apply it in C++."""
+    code = frame.f_code
+    if code is _CALL:
+        return frame.f_locals["self"]
+    function = getattr(type(frame.f_locals.get(next(iter(code.co_varnames), ""))), "_forward_cls", None)
+    if function is not None:
+        return function if code in _codes_of(function) else None
+    return next((each for each in _subclasses(torch.autograd.Function) if code in _codes_of(each)), None)
+
+
+def _codes_of(function: Any) -> Iterator[CodeType]:
+    """What runs when a user's autograd function is applied."""
+    for name in ("forward", "setup_context"):
+        method = vars(function).get(name)
+        code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+        if code is not None:
+            yield code
+
+
+def _subclasses(cls: type) -> Iterator[type]:
+    for each in cls.__subclasses__():
+        yield each
+        yield from _subclasses(each)
 
 
 def op_of_formula(function: type) -> OpOverload | None:

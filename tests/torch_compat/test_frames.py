@@ -43,6 +43,30 @@ def test_called_in():
     assert found[0] is op and {compat.op_of_formula(each) for each in found if isinstance(each, type)} == {op}
 
 
+class WithContext(Failing):
+    """Has its forward and the saving apart."""
+
+    @staticmethod
+    def forward(x):
+        return 1 / 0
+
+    @staticmethod
+    def setup_context(ctx, inputs, output): ...
+
+
+class Decorated(Failing):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x):
+        return 1 / 0
+
+
+@pytest.mark.parametrize("function", [WithContext, Decorated])
+def test_other_forwards_that_are_called(function):
+    x = torch.ones(2, requires_grad=True)
+    assert found_in_frames(compat.called_in, lambda: function.apply(x)) == [function]
+
+
 def test_differentiated_in():
     result = Failing.apply(torch.ones(2, requires_grad=True), "later")
     assert found_in_frames(compat.differentiated_in, result.sum().backward) == [Failing]
