@@ -10,6 +10,8 @@ alone. Python calls the functions with an array of arguments, without a tuple.
 
 from __future__ import annotations
 
+import functools
+import importlib.resources
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -89,10 +91,16 @@ def library_source(kernels: Sequence[CppKernel]) -> str:
     functions = "".join(f'{{"{name(k)}", AS_FUNCTION(call_{k}), METH_FASTCALL, nullptr}}, ' for k in range(len(kernels)))
     flattened = FLATTENED if len(kernels) > 1 else "#define FLATTENED"
     return "\n".join(
-        [*headers, flattened, *(body(k, kernel) for k, kernel in enumerate(kernels)), BINDINGS]
+        [*headers, masks(), flattened, *(body(k, kernel) for k, kernel in enumerate(kernels)), BINDINGS]
         + [binding(k, kernel) for k, kernel in enumerate(kernels)]
         + [MODULE.replace("FUNCTIONS", functions)]
     )
+
+
+@functools.cache
+def masks() -> str:
+    """C++ code that all kernels share."""
+    return importlib.resources.files("aotgrad.backends.inductor").joinpath("masks.h").read_text()
 
 
 def name(position: int) -> str:
