@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aotgrad.guards.plan import Admission, PlanGuards
-from aotgrad.pipeline import SmallGraph, Stages, TracedJoint
+from aotgrad.pipeline import Executable, SmallGraph, Stages, TracedJoint
 from aotgrad.plan_cache.arguments import FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.wrappers import WrapperArguments
@@ -92,11 +92,13 @@ class FastPath:
         admits: whether the guards hold for these arguments.
         state: see `AmbientState.value`.
         run: takes the tensors in a list, which it clears.
+        executable: what the plan runs.
     """
 
     admits: Callable[[Sequence[Any]], Admission]
     state: Hashable
     run: Callable[[list], Any]
+    executable: Executable
 
     @classmethod
     def of(cls, plan: CachedPlan, state: Hashable, generation: int) -> FastPath | None:
@@ -112,7 +114,7 @@ class FastPath:
             _thread.last_executed = reference
             return rebuild(call(tensors))
 
-        return cls(admits, state, run)
+        return cls(admits, state, run, plan.executable)
 
 
 def last_executed() -> CachedPlan | None:

@@ -175,7 +175,7 @@ def watch_saved(results: Sequence[Any], guards: Mapping[int, torch.Tensor], save
         slots = node.backward.saved_slots
         found = {k: [guards[r] for r in saved.get(slot, ()) if r in guards] for k, slot in enumerate(slots)}
         if any(found.values()):
-            kept = {k: KeptTensor.of(node, k) for k in found}
+            kept = KeptTensor.all_of(node, list(found))
             node.kept = {k: functools.reduce(KeptTensor.watching, found[k], each) for k, each in kept.items()}
 
 

@@ -59,7 +59,7 @@ class Recomputation:
                 check_version(self.primals[index], version)
 
 
-def check_version(tensor: torch.Tensor, version: int) -> None:
+def check_version(tensor: torch.Tensor, version: int | None) -> None:
     """Check that a tensor was not modified in place since it had `version`.
 
     Raises:

@@ -29,22 +29,25 @@ def saved_by_slot(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor | None]
         RuntimeError: eager's, if one that is needed was changed in place or freed.
     """
     slots = ctx.backward.saved_slots
-    found = unpack(ctx, key) or (None,) * len(slots)
-    pairs = enumerate(zip(slots, found, strict=True))
-    return {slot: unpack_if_unchanged(ctx, k) if tensor is None else tensor for k, (slot, tensor) in pairs}
+    found = dict(enumerate(unpack(ctx, key) or (None,) * len(slots)))
+    found |= unpack_unchanged(ctx, [position for position, tensor in found.items() if tensor is None])
+    return {slot: found[position] for position, slot in enumerate(slots)}
 
 
-def unpack_if_unchanged(ctx: Any, position: int) -> torch.Tensor | None:
-    """A saved tensor; `None` if it was changed in place or freed, or if a saved-tensor hook would have to run."""
+def unpack_unchanged(ctx: Any, positions: Sequence[int]) -> dict[int, torch.Tensor]:
+    """The saved tensors that were not changed in place nor freed, without those that a saved-tensor hook would make."""
+    if not positions or torch_compat.recorded_node(ctx) is not None:
+        return {}
     try:
         if ctx.kept is not None:
-            kept = ctx.kept.get(position)
-            return None if kept is None or not kept.versions else kept.unpack()
-        if torch_compat.recorded_node(ctx) is not None or torch_compat.unpack_hook(ctx, position) is not None:
-            return None
-        return torch_compat.some_saved_tensors(ctx, [position])[0]
+            kept = {position: ctx.kept[position] for position in positions if position in ctx.kept}
+            return {position: each.unpack() for position, each in kept.items() if each.versions}
+        hooks = torch_compat.unpack_hooks(ctx, positions)
+        plain = [position for position, hook in zip(positions, hooks, strict=True) if hook is None]
+        return dict(zip(plain, torch_compat.some_saved_tensors(ctx, plain), strict=True))
     except RuntimeError:
-        return None
+        alone = [unpack_unchanged(ctx, [position]) for position in positions] if len(positions) > 1 else []
+        return {position: tensor for found in alone for position, tensor in found.items()}
 
 
 def unpack(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
@@ -96,7 +99,7 @@ def release(ctx: Any, key: VariantKey) -> None:
         return
     positions = ctx.backward.saved_needed_later(ctx.ran)
     if ctx.kept is None:
-        kept = {position: KeptTensor.of(ctx, position) for position in positions}
+        kept = KeptTensor.all_of(ctx, positions)
         torch_compat.release_saved_tensors(ctx)
     else:
         kept = {position: ctx.kept[position] for position in positions if position in ctx.kept}
@@ -122,18 +125,28 @@ class KeptTensor:
     """
 
     make: Callable[[], torch.Tensor]
-    versions: tuple[tuple[torch.Tensor, int], ...] = ()
+    versions: tuple[tuple[torch.Tensor, int | None], ...] = ()
 
     @classmethod
-    def of(cls, ctx: Any, position: int) -> KeptTensor:
-        hook = torch_compat.unpack_hook(ctx, position)
-        if hook is not None:
-            return cls(hook)
+    def all_of(cls, ctx: Any, positions: Sequence[int]) -> dict[int, KeptTensor]:
+        """Saved tensors of a node, by position."""
+        if not positions:
+            return {}
+        hooks = dict(zip(positions, torch_compat.unpack_hooks(ctx, positions), strict=True))
+        plain = [position for position, hook in hooks.items() if hook is None]
         try:
-            tensor = torch_compat.some_saved_tensors(ctx, [position])[0].detach()
+            tensors = torch_compat.some_saved_tensors(ctx, plain)
         except RuntimeError as error:
-            return cls(functools.partial(raise_error, str(error)))
-        return cls(lambda: tensor).watching(tensor)
+            if len(positions) == 1:
+                return {plain[0]: cls(functools.partial(raise_error, str(error)))}
+            return {position: each for k in positions for position, each in cls.all_of(ctx, [k]).items()}
+        kept = {position: cls.of(tensor.detach()) for position, tensor in zip(plain, tensors, strict=True)}
+        return {position: kept[position] if hook is None else cls(hook) for position, hook in hooks.items()}
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> KeptTensor:
+        """A tensor in its present version."""
+        return cls(lambda: tensor, ((tensor, torch_compat.version_of(tensor)),))
 
     def watching(self, tensor: torch.Tensor) -> KeptTensor:
         """The same, which another tensor guards, too, in its present version."""

@@ -84,7 +84,7 @@ from aotgrad.torch_compat.autograd import (
     sequence_nr_of_running_node,
     set_defaults,
     some_saved_tensors,
-    unpack_hook,
+    unpack_hooks,
     was_hooked,
     wrap_node_hooks,
 )

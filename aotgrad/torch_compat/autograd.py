@@ -462,10 +462,11 @@ def _closure_of_dynamo(node: Any) -> dict[str, Any] | None:
     return found if found.get("saved_values") is not None else None
 
 
-def unpack_hook(ctx: Any, position: int) -> Callable[[], torch.Tensor] | None:
-    """The function that unpacks a saved tensor, or `None` if no saved-tensor hook has packed it."""
-    saved = ctx._raw_saved_tensors[position]
-    return None if saved.unpack_hook is None else functools.partial(saved.unpack_hook, saved.data)
+def unpack_hooks(ctx: Any, positions: Sequence[int]) -> list[Callable[[], torch.Tensor] | None]:
+    """The functions that unpack saved tensors; `None` for those that no saved-tensor hook has packed."""
+    raw = ctx._raw_saved_tensors
+    found = [raw[position] for position in positions]
+    return [None if each.unpack_hook is None else functools.partial(each.unpack_hook, each.data) for each in found]
 
 
 def release_saved_tensors(ctx: Any) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import platform
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,10 +171,13 @@ class OpSettings:
     def now(cls) -> OpSettings:
         return cls(autocast_state(), torch.get_default_dtype(), default_devices() if _function_mode_count() else ())
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
+    def active(self) -> AbstractContextManager[None]:
         """Inside, ops run with these settings."""
         now = self.now()
+        return contextlib.nullcontext() if self == now else self._in_place_of(now)
+
+    @contextlib.contextmanager
+    def _in_place_of(self, now: OpSettings) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             if self.dtype != now.dtype:
                 stack.callback(torch.set_default_dtype, now.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -288,14 +289,18 @@ def _named_generator(device: str) -> torch.Generator:
     return torch.cuda.default_generators[torch.device(device).index]
 
 
-@contextlib.contextmanager
-def random_state_of(state: Mapping[str, Any] | None) -> Iterator[None]:
+def random_state_of(state: Mapping[str, Any] | None) -> AbstractContextManager[None]:
     """Inside, the random generators start from `state`; restores them afterwards. `None` changes nothing.
 
     Raises:
         RuntimeError: a state is that of a call during the capture of a CUDA graph.
     """
-    states = [(_named_generator(device), value) for device, value in (state or {}).items()]
+    return _generators_at(state) if state else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _generators_at(state: Mapping[str, Any]) -> Iterator[None]:
+    states = [(_named_generator(device), value) for device, value in state.items()]
     if any(value is None for _, value in states):
         raise RuntimeError(
             "a gradient of a gradient draws the random numbers of a call again, and their state is not known, since a CUDA "

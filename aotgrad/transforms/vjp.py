@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -181,6 +182,9 @@ class CapturedFunction:
         Raises:
             HigherOrderError: the segment changes an input that has a history since an earlier backward.
         """
+        if not self.changed_later:
+            yield from map(self.as_traced, itertools.count(), map(usable, primals))
+            return
         changed = {self.joint.memory[change.memory.index] for change in self.segments[segment].changes}
         for index, primal in enumerate(primals):
             has_history = index in self.changed_later and primal.requires_grad and not self.requires_grad(index)
@@ -191,19 +195,25 @@ class CapturedFunction:
                 )
             yield self.as_traced(index, primal.detach() if has_history else usable(primal))
 
+    @functools.cached_property
+    def traced_layouts(self) -> list[tuple[Sequence[int], Sequence[int]] | None]:
+        """The size and stride of each input in the trace; `None` where a call may have others."""
+        fakes = [None if isinstance(spec, SymInput) else self.capture.fake(k) for k, spec in enumerate(self.capture.inputs)]
+        return [None if fake is None or not self.is_fixed(fake) else (fake.size(), fake.stride()) for fake in fakes]
+
+    def is_fixed(self, fake: Any) -> bool:
+        return isinstance(fake, torch.Tensor) and fake.layout is torch.strided and not self.is_symbolic
+
     def as_traced(self, index: int, primal: Any) -> Any:
         """An input; a tensor without values in its place, if its size or stride was changed in place since the call.
 
         Its value has changed, too, for autograd: `check_unchanged` raises if the vjp needs it.
         """
-        if self.is_symbolic or not isinstance(primal, torch.Tensor) or primal.layout is not torch.strided:
+        layout = self.traced_layouts[index]
+        if layout is None or primal.layout is not torch.strided or (primal.size(), primal.stride()) == layout:
             return primal
-        size, stride = self.capture.fake(index).size(), self.capture.fake(index).stride()
-        if (primal.size(), primal.stride()) == (size, stride):
-            return primal
-        return torch.empty_strided(
-            size, stride, dtype=primal.dtype, device=primal.device, requires_grad=primal.requires_grad
-        )
+        like = {"dtype": primal.dtype, "device": primal.device, "requires_grad": primal.requires_grad}
+        return torch.empty_strided(*layout, **like)
 
     def requires_grad(self, index: int) -> bool:
         spec = self.capture.inputs[index]
@@ -348,19 +358,28 @@ class CompiledVjp:
         prepared = self.prepared.get(key)
         if prepared is None:
             prepared = self.prepared[key] = self.prepare(*key[:-1], [slot for slot in saved if slot not in absent])
-        values = (*self.function.inputs_for(call.primals, segment), *(tangents[k] for k in defined), *present.values())
-        arguments = Arguments.of((*values, *map(without_history, map(saved.__getitem__, prepared.saved))), {})
+        values = [*self.function.inputs_for(call.primals, segment), *(tangents[k] for k in defined), *present.values()]
+        values += map(without_history, map(saved.__getitem__, prepared.saved))
+        with torch_compat.random_state_of(call.random_state), self.function.settings.active():
+            for usual in self.plans.usual(prepared.key, len(values)):
+                if usual.admits(values):
+                    self.function.check_unchanged(call, self.function.read_by(usual.executable))
+                    return usual.run(values)
+            return self.call_with(prepared, call, values)
+
+    def call_with(self, prepared: PreparedVjp, call: Recomputation, values: Sequence[Any]) -> Gradients:
+        """The gradients, by whatever plan fits `values`, or without one."""
+        arguments = Arguments.of(tuple(values), {})
         if prepared.symbolic is not None:
             arguments = arguments.with_symbols(prepared.symbolic)
-        with torch_compat.random_state_of(call.random_state), self.function.settings.active():
-            planned = self.plan_for(prepared, arguments)
-            if planned is None or planned.stages is None:
-                for index in self.function.needed_old_values:
-                    self.function.reject_old_value(index)
-                self.function.check_unchanged(call, range(len(call.primals)))
-                return prepared.vjp(*arguments.args) if planned is None else planned()
-            self.function.check_unchanged(call, self.function.read_by(compiled_vjp(planned.stages)))
-            return planned()
+        planned = self.plan_for(prepared, arguments)
+        if planned is None or planned.stages is None:
+            for index in self.function.needed_old_values:
+                self.function.reject_old_value(index)
+            self.function.check_unchanged(call, range(len(call.primals)))
+            return prepared.vjp(*arguments.args) if planned is None else planned()
+        self.function.check_unchanged(call, self.function.read_by(compiled_vjp(planned.stages)))
+        return planned()
 
     def plan_for(self, prepared: PreparedVjp, arguments: Arguments) -> PlannedCall | None:
         """The call of a vjp; `None` if it runs uncompiled.
@@ -420,6 +439,10 @@ class PreparedVjp:
     saved: tuple[Saved, ...]
     known: KnownValues | None
     symbolic: Mapping[int, frozenset[int]] | None
+
+    @functools.cached_property
+    def key(self) -> Hashable:
+        return self.vjp.key
 
 
 def usable(primal: Any) -> Any:

@@ -16,8 +16,9 @@ and Python: no way of calling them takes less. Each time is over eager's.
 from __future__ import annotations
 
 import argparse
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,14 +35,13 @@ from aotgrad.backends.base import PartitionCompiler, WrappedBackend
 from aotgrad.debug.programs import copy_value
 from aotgrad.ir import BoxedCallable, Compiled, Partition
 
-Parameters = dict[str, Tensor]
+Parameters = Mapping[str, Tensor]
 Network = Callable[[Parameters, Tensor], Tensor]
 Loss = Callable[[Network, Parameters, Tensor], Tensor]
 
 
 def mlp(*widths: int, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
-    pairs = zip(widths, widths[1:], strict=False)
-    layers = [layer for a, b in pairs for layer in (nn.Linear(a, b), activation())]
+    layers = [layer for a, b in itertools.pairwise(widths) for layer in (nn.Linear(a, b), activation())]
     return nn.Sequential(*layers[:-1])
 
 
@@ -79,7 +79,7 @@ def meta_learning(network: Network, parameters: Parameters, x: Tensor) -> Tensor
     return (network(adapted, query) - query.sum(1, keepdim=True)).square().mean()
 
 
-def curvature(network: Network, parameters: Parameters, x: Tensor) -> Tensor:
+def hessian_vector_product(network: Network, parameters: Parameters, x: Tensor) -> Tensor:
     """The product of a gradient with a vector: its gradient is a Hessian-vector product."""
     loss = network(parameters, x).square().mean()
     gradients = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
@@ -112,7 +112,7 @@ PROGRAMS = {
     "forces": Program(energy_and_forces, lambda: mlp(3, 64, 64, 1, activation=nn.SiLU), (200, 3), by_input=True),
     "penalty": Program(gradient_penalty, lambda: mlp(8, 64, 64, 1, activation=nn.ReLU), (512, 8), by_input=True),
     "meta": Program(meta_learning, lambda: mlp(4, 40, 40, 1, activation=nn.ReLU), (100, 4)),
-    "curvature": Program(curvature, lambda: mlp(10, 64, 64, 1), (1000, 10)),
+    "curvature": Program(hessian_vector_product, lambda: mlp(10, 64, 64, 1), (1000, 10)),
     "ode": Program(neural_ode, lambda: mlp(4, 50, 4), (500, 4)),
 }
 
@@ -147,8 +147,8 @@ def steps(program: Program, backend: str) -> dict[str, Callable[[], list[Tensor 
     parameters, x = dict(module.named_parameters()), torch.randn(program.inputs, requires_grad=program.by_input)
     compiled = torch.compile(module, backend=backend)
 
-    def network(run: nn.Module, parameters: Parameters, x: Tensor) -> Tensor:
-        return functional_call(run, parameters, (x,))
+    def network(run: Any, parameters: Parameters, x: Tensor) -> Tensor:
+        return functional_call(run, dict(parameters), (x,))
 
     def whole(parameters: Parameters, x: Tensor) -> Tensor:
         return program.loss(partial(network, module), parameters, x)
@@ -169,7 +169,7 @@ def replay(step: Callable, loss: Any, backend: PartitionCompiler, module: nn.Mod
     graphs = GraphCalls(backend)
     if isinstance(loss, Program):
         compiled = aotgrad.aot_module(module, graphs)
-        run = partial(step, partial(loss.loss, lambda parameters, x: functional_call(compiled, parameters, (x,))))
+        run = partial(step, partial(loss.loss, lambda parameters, x: functional_call(compiled, dict(parameters), (x,))))
     else:
         run = partial(step, aotgrad.aot_function(loss, graphs))
     for _ in range(3):

@@ -166,7 +166,7 @@ class Saving(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         for position in range(2):
-            hook = compat.unpack_hook(ctx, position)
+            hook = compat.unpack_hooks(ctx, [position])[0]
             Saving.found.append(None if hook is None else hook())
             try:
                 Saving.found += compat.some_saved_tensors(ctx, [position])
