@@ -27,6 +27,8 @@ FAILURES = {  # the messages of errors
     ("DTensor: embedding", "dynamo"): "Please convert all Tensors to FakeTensors",  # Dynamo
     ("DTensor: several losses", ""): "Replicate",  # placements of a gradient of one of several results
 }
+SCATTERED = ("DTensor: unevenly reduced", "DTensor: module split by sequence")
+"""Programs with a collective whose result the fake processes of older versions of torch do not write."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,9 +43,18 @@ def mesh():
 @pytest.mark.parametrize("way", [way for way in WAYS if "eager" in way])
 @pytest.mark.parametrize("name", NAMES)
 def test_as_eager(name, way) -> None:
+    if name in SCATTERED and not writes_scattered():
+        pytest.skip("the fake processes of this torch leave the result of a reduce-scatter as it was allocated")
     reason = FAILURES.get((name, "")) or FAILURES.get((name, way.split(",")[0]))
     with contextlib.nullcontext() if reason is None else pytest.raises(Exception, match=reason):
         check(programs()[name], way)
+
+
+def writes_scattered() -> bool:
+    """Whether a reduce-scatter of fake processes writes its result."""
+    result = torch.full((2,), -1.0)
+    torch.distributed.reduce_scatter(result, list(torch.ones(4, 2)))
+    return bool((result >= 0).all())
 
 
 @pytest.mark.parametrize("way", WAYS)
