@@ -60,7 +60,8 @@ def test_a_wheel_has_the_package_and_its_data(wheel: Path) -> None:
     modules = {str(path.relative_to(ROOT)) for path in (ROOT / "aotgrad").rglob("*.py")}
     assert {name for name in names if name.endswith(".py")} == modules
     page = {f"aotgrad/inspect/page/{name}" for name in ("page.html", "page.css", *write.PAGE_SCRIPTS)}
-    assert {"aotgrad/py.typed", "aotgrad/native/library.cpp", *page} <= set(names)
+    native = {f"aotgrad/native/{name}" for name in ("library.cpp", "node.h", "values.h")}
+    assert {"aotgrad/py.typed", *native, *page} <= set(names)
     (points,) = (name for name in names if name.endswith("entry_points.txt"))
     assert "aotgrad.frontends.dynamo:inductor" in zipfile.ZipFile(wheel).read(points).decode()
 

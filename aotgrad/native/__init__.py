@@ -4,8 +4,8 @@
 
 The first caller, which is about to run what it has compiled, lets another process build them, once per torch and Python.
 
-`library.cpp` asks a list of tensors in one call, where Python takes 40 to 60 ns per question about a tensor. The functions,
-and what runs without them, are in `docs/native.md`.
+`library.cpp` asks a list of tensors in one call, where Python takes 40 to 60 ns per question about a tensor. `node.h` makes
+and runs autograd nodes. The functions, and what runs without them, are in `docs/native.md`.
 """
 
 from __future__ import annotations

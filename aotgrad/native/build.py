@@ -27,6 +27,8 @@ from aotgrad.errors import NativeError
 from aotgrad.options import cache_folder
 
 SOURCE = Path(__file__).with_name("library.cpp")
+"""What is compiled; it includes the headers beside it."""
+
 NAME = "aotgrad.native.library"
 COMPILER_FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
 
@@ -42,7 +44,8 @@ def key() -> str:
     """The key of the library for this torch, Python and source: 64 hexadecimal digits."""
     torch_is = (torch.__version__, torch.version.git_version, torch.compiled_with_cxx11_abi())
     python_is = (sysconfig.get_config_var("SOABI"), platform.system(), platform.machine())
-    return hashlib.sha256(repr((torch_is, python_is, COMPILER_FLAGS, SOURCE.read_text())).encode()).hexdigest()
+    text = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
+    return hashlib.sha256(repr((torch_is, python_is, COMPILER_FLAGS, *text)).encode()).hexdigest()
 
 
 def load_built() -> ModuleType | None:

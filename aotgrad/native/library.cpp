@@ -7,11 +7,6 @@
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/InferenceMode.h>
-#include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/python_function.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
 #include <cstring>
@@ -20,73 +15,10 @@
 #include <unordered_map>
 #include <vector>
 
+#include "node.h"
+#include "values.h"
+
 namespace {
-
-// --- Python values
-
-// The items of a list, a tuple or another sequence.
-class Items {
- public:
-  explicit Items(PyObject* values) : sequence_(PySequence_Fast(values, "expected a sequence")) {
-    if (!sequence_) throw python_error();
-    begin_ = PySequence_Fast_ITEMS(sequence_.get());
-    size_ = PySequence_Fast_GET_SIZE(sequence_.get());
-  }
-  PyObject** begin() const { return begin_; }
-  PyObject** end() const { return begin_ + size_; }
-  Py_ssize_t size() const { return size_; }
-  PyObject* operator[](Py_ssize_t index) const {
-    TORCH_CHECK_INDEX(index >= 0 && index < size_, "there is no item ", index, " among ", size_);
-    return begin_[index];
-  }
-
- private:
-  THPObjectPtr sequence_;
-  PyObject** begin_;
-  Py_ssize_t size_;
-};
-
-const at::Tensor& tensor_of(PyObject* value) {
-  const bool is_tensor = PyType_IsSubtype(Py_TYPE(value), reinterpret_cast<PyTypeObject*>(THPVariableClass));
-  TORCH_CHECK_TYPE(is_tensor && THPVariable_Unpack(value).defined(), "expected a tensor, got ", Py_TYPE(value)->tp_name);
-  return THPVariable_Unpack(value);
-}
-
-int64_t integer_of(PyObject* value) {
-  const int64_t found = PyLong_AsLongLong(value);
-  if (found == -1 && PyErr_Occurred()) throw python_error();
-  return found;
-}
-
-// The positions of some tensors among the values that a function is called with.
-struct Positions {
-  std::vector<Py_ssize_t> positions;
-
-  explicit Positions(PyObject* values) {
-    for (PyObject* value : Items(values)) positions.push_back(integer_of(value));
-  }
-  std::vector<const at::Tensor*> in(const Items& items) const {
-    std::vector<const at::Tensor*> found;
-    found.reserve(positions.size());
-    for (const Py_ssize_t k : positions) found.push_back(&tensor_of(items[k]));
-    return found;
-  }
-};
-
-// A Python function with a state of its own, which `state_of` returns.
-template <class State>
-PyObject* function_with(PyMethodDef* definition, std::unique_ptr<State> state) {
-  const auto destroy = [](PyObject* capsule) { delete static_cast<State*>(PyCapsule_GetPointer(capsule, nullptr)); };
-  THPObjectPtr capsule(PyCapsule_New(state.get(), nullptr, destroy));
-  if (!capsule) throw python_error();
-  state.release();
-  return PyCFunction_New(definition, capsule.get());
-}
-
-template <class State>
-State& state_of(PyObject* self) {
-  return *static_cast<State*>(PyCapsule_GetPointer(self, nullptr));
-}
 
 // --- tensor_check(tensors, sizes, strides) -> check(values) -> bool
 
@@ -308,56 +240,6 @@ PyObject* sharing(PyObject*, PyObject* positions) {
   END_HANDLE_TH_ERRORS
 }
 
-// --- attaching(apply, leading) -> attach(*arguments) -> outputs
-//
-// Applies an autograd function to its first arguments only, and adds the edges to the others to its node: torch would pass
-// each of them through several lists, tuples and a table of inputs. One of the first arguments must require grad.
-
-struct Attaching {
-  THPObjectPtr apply;
-  Py_ssize_t leading;
-};
-
-// Adds inputs to the autograd function that made a tensor, as if it had been applied to them.
-void add_inputs(PyObject* output, torch::autograd::edge_list&& edges) {
-  THPObjectPtr function(PyObject_GetAttrString(output, "grad_fn"));
-  if (!function) throw python_error();
-  TORCH_CHECK_TYPE(PyObject_TypeCheck(function.get(), &THPFunctionType), "expected a result of an autograd function");
-  auto& is_variable_input = reinterpret_cast<THPFunction*>(function.get())->is_variable_input;
-  is_variable_input.resize(is_variable_input.size() + edges.size(), true);
-  const auto& node = tensor_of(output).grad_fn();
-  for (auto& edge : edges) node->add_next_edge(std::move(edge));
-}
-
-PyObject* attach_all(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
-  HANDLE_TH_ERRORS
-  auto& [apply, leading] = state_of<Attaching>(self);
-  TORCH_CHECK_TYPE(count >= leading, "expected ", leading, " arguments or more, got ", count);
-  torch::autograd::edge_list edges;
-  edges.reserve(count - leading);
-  for (Py_ssize_t k = leading; k < count; ++k) {
-    edges.push_back(torch::autograd::impl::gradient_edge(tensor_of(arguments[k])));
-  }
-  THPObjectPtr outputs(PyObject_Vectorcall(apply.get(), arguments, leading, nullptr));
-  if (!outputs) return nullptr;
-  if (at::GradMode::is_enabled()) add_inputs(Items(outputs.get())[0], std::move(edges));
-  return outputs.release();
-  END_HANDLE_TH_ERRORS
-}
-
-auto* attach_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(attach_all));
-
-PyMethodDef attach_definition = {"attach", attach_function, METH_FASTCALL, "Apply an autograd function to many inputs."};
-
-PyObject* attaching(PyObject*, PyObject* arguments) {
-  HANDLE_TH_ERRORS
-  PyObject* apply;
-  Py_ssize_t leading;
-  if (!PyArg_ParseTuple(arguments, "On", &apply, &leading)) return nullptr;
-  return function_with(&attach_definition, std::make_unique<Attaching>(Attaching{THPObjectPtr::dup(apply), leading}));
-  END_HANDLE_TH_ERRORS
-}
-
 // --- Functions without a state
 
 PyObject* in_vmap_mode(PyObject*, PyObject*) {
@@ -461,7 +343,9 @@ PyMethodDef functions[] = {
     {"tensor_check", tensor_check, METH_VARARGS, "tensor_check(tensors, sizes, strides) -> check(values) -> bool"},
     {"separation", separation, METH_VARARGS, "separation(written, others) -> are_apart(values) -> bool"},
     {"sharing", sharing, METH_O, "sharing(positions) -> pattern(values) -> bytes or None"},
-    {"attaching", attaching, METH_VARARGS, "attaching(apply, leading) -> attach(*arguments) -> outputs"},
+    {"attaching", attaching, METH_VARARGS, "attaching(apply, leading, kinds) -> attach(*arguments) -> outputs"},
+    {"applying", applying, METH_VARARGS, "applying(...) -> apply(node, *tangents) -> gradients, for the class of a node"},
+    {"are_wanted", are_wanted, METH_O, "are_wanted(nodes) -> tuple of bool: whether the running backward executes each"},
     {"in_vmap_mode", in_vmap_mode, METH_NOARGS, "in_vmap_mode() -> bool"},
     {"settings_number", settings_number, METH_NOARGS, "settings_number() -> int, another one if a setting changes"},
     {"below_autograd", below_autograd_function, METH_FASTCALL, "below_autograd(function, value) -> function(value)"},

@@ -263,7 +263,7 @@ def is_known_full(tangents: Sequence[torch.Tensor | None], backward: Backward) -
     for tangent in tangents:
         if type(tangent) is not Tensor:
             return False
-    return torch_compat.is_wanted(SENTINEL_NODE) if backward.has_sentinel else backward.probe.all_executed()
+    return torch_compat.is_wanted(SENTINEL_NODE) if backward.has_sentinel else backward.all_executed()
 
 
 def variant_key(backward: Backward, tangents: Sequence[torch.Tensor | None]) -> VariantKey:

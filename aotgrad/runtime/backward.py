@@ -32,9 +32,6 @@ SizeAndStride = tuple[tuple[int, ...], tuple[int, ...]]
 NO_GRADIENTS = (None,) * 5
 """The gradients of the arguments of `Segment.forward` before its inputs."""
 
-LEADING_ARGUMENTS = len(NO_GRADIENTS) + 1
-"""The arguments before the inputs, with the sentinel of nodes that have one."""
-
 PAUSE = 64
 """Backwards without a probe, after a probe that took an exception."""
 
@@ -120,7 +117,6 @@ class Backward:
     reuses_memory: bool = False
     needed_positions: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
     pending_positions: dict[frozenset[VariantKey], tuple[int, ...]] = field(default_factory=dict)
-    probe: EdgeProbe = field(default_factory=EdgeProbe)
     inlined: dict[tuple[bool, ...], type[torch.autograd.Function]] = field(default_factory=dict)
 
     @classmethod
@@ -213,6 +209,19 @@ class Backward:
     # -- which gradients are wanted
 
     @functools.cached_property
+    def are_wanted(self) -> Callable[[Sequence[Any]], tuple[bool, ...]]:
+        """Which autograd nodes the running backward passes a gradient to."""
+        return native.lookup("are_wanted", torch_compat.are_wanted)
+
+    @functools.cached_property
+    def all_executed(self) -> Callable[[], bool]:
+        """Whether the running node passes a gradient along each edge, if that is known before all are asked about.
+
+        In C++ an answer is no exception, so `are_wanted` is asked at once.
+        """
+        return EdgeProbe().all_executed if native.lookup("are_wanted", None) is None else unknown
+
+    @functools.cached_property
     def gradient_groups(self) -> tuple[tuple[int, ...], ...]:
         """The positions of gradients, grouped: one gradient of a group costs as much as all of them.
 
@@ -232,12 +241,12 @@ class Backward:
         The engine drops the others.
         """
         if len(self.gradient_groups) == len(edges):
-            return torch_compat.are_wanted(edges)
+            return self.are_wanted(edges)
         answers = [False] * len(edges)
-        first = torch_compat.are_wanted([edges[positions[0]] for positions in self.gradient_groups])
+        first = self.are_wanted([edges[positions[0]] for positions in self.gradient_groups])
         for positions, is_wanted in zip(self.gradient_groups, first, strict=True):
             others = [edges[position] for position in positions[1:]]
-            if is_wanted or any(torch_compat.are_wanted(others)):
+            if is_wanted or any(self.are_wanted(others)):
                 for position in positions:
                     answers[position] = True
         return tuple(answers)
@@ -370,6 +379,10 @@ class Backward:
         if not torch_compat.transform_is_open():
             half, values, _ = self.uncompiled(key, saved, tangents, layouts)
             find_nan(half.module, values)
+
+
+def unknown() -> bool:
+    return False
 
 
 def bits(flags: Iterable[bool]) -> int:

@@ -22,8 +22,9 @@ import torch
 
 from aotgrad import native, torch_compat
 from aotgrad.ir import BackwardSegment, BoxedCallable, Compiled
-from aotgrad.runtime.autograd import SENTINEL, CallDetails, History, Segment, stand_in
-from aotgrad.runtime.backward import LEADING_ARGUMENTS, Backward
+from aotgrad.runtime.autograd import SENTINEL, CallDetails, History, stand_in
+from aotgrad.runtime.backward import Backward
+from aotgrad.runtime.native_node import attach_function
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.reused_memory import ForwardInReusedMemory
 from aotgrad.runtime.schedule import Schedule
@@ -73,6 +74,7 @@ def build(schedule: Schedule, source: str, compiled: Compiled, backwards: Sequen
     namespace = {
         **namespace_of_steps(),
         "forward": forward_of(schedule, compiled),
+        "attach": attach_function(backwards),
         **{step.backward: backward for step, backward in nodes},
         **objects_of(schedule),
     }
@@ -104,8 +106,6 @@ def namespace_of_steps() -> dict[str, Any]:
         "synthetic_base": synthetic_base,
         "attached_base": attached_base,
         "memory_alias": memory_alias,
-        "attach": torch_compat.plain_apply(Segment),
-        "attach_many": native.lookup("attaching", apply_to_all)(torch_compat.plain_apply(Segment), LEADING_ARGUMENTS),
         "sentinel": SENTINEL,
         "CallDetails": CallDetails,
         "Recomputation": Recomputation,
@@ -123,11 +123,6 @@ def objects_of(schedule: Schedule) -> dict[str, Any]:
     """The objects that the source refers to by name."""
     names = ObjectNames()
     return {names.next(kind): value for step in schedule.steps for kind, value in step.objects()}
-
-
-def apply_to_all(apply: Callable, leading: int) -> Callable:
-    """`apply` itself: only C++ has a faster way to make a node with many inputs."""
-    return apply
 
 
 def make_backwards(

@@ -110,8 +110,8 @@ def release(ctx: Any, key: VariantKey) -> None:
 
 def release_all(ctx: Any) -> None:
     """The same for the first backward of a node, with all gradients: no other backward may need any saved tensor."""
-    ctx.ran = ctx.backward.everything_ran
     if ctx.backward.saves:
+        ctx.ran = ctx.backward.everything_ran
         torch_compat.release_saved_tensors(ctx)
         ctx.recomputation = None
 

@@ -309,11 +309,9 @@ class Attach(Step):
     def emit(self, writer: SourceWriter) -> None:
         arguments = [self.backward, f"({tuple_of(self.outputs)})", f"({tuple_of(self.saved)})", "recomputation"]
         arguments.append(self._details(writer))
-        has_sentinel = needs_sentinel(len(self.inputs))
-        arguments += ["sentinel", *self.inputs] if has_sentinel else self.inputs
-        attach = "attach_many" if has_sentinel and self.inputs else "attach"
+        arguments += ["sentinel", *self.inputs] if needs_sentinel(len(self.inputs)) else self.inputs
         with writer.grad_mode(self.grad_mode):
-            writer.line(f"{tuple_of(self.outputs)} = {attach}({', '.join(arguments)})")
+            writer.line(f"{tuple_of(self.outputs)} = attach({', '.join(arguments)})")
 
     def _details(self, writer: SourceWriter) -> str:
         """What only the call knows; see `CallDetails`."""

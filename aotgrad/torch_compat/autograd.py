@@ -176,10 +176,23 @@ def plain_apply(function: type[torch.autograd.Function]) -> Callable:
     return super(torch.autograd.Function, function).apply
 
 
+def node_class(function: type[torch.autograd.Function]) -> Any:
+    """The class of the autograd nodes of a function: each `ctx` is an instance."""
+    return function._backward_cls
+
+
+def makes_node(function: type[torch.autograd.Function]) -> bool:
+    """Whether an instance of `node_class` is a node by itself. Older versions of torch make the node when it is applied."""
+    try:
+        return node_class(function)().next_functions == ()
+    except RuntimeError:
+        return False
+
+
 def set_defaults(function: type[torch.autograd.Function], **attributes: Any) -> None:
     """Give every `ctx` of a function default attributes: setting them on each `ctx` takes noticeable time."""
     for name, value in attributes.items():
-        setattr(function._backward_cls, name, value)
+        setattr(node_class(function), name, value)
 
 
 def graph_is_retained() -> bool:

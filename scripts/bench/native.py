@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from types import ModuleType
 
 from aotgrad import native
@@ -21,7 +22,7 @@ def libraries() -> dict[str, ModuleType | None]:
 @contextmanager
 def using(library: ModuleType | None) -> Iterator[None]:
     """Compilations inside the context use that library."""
-    before, native.library = native.library, lambda: library  # pyright: ignore[reportAttributeAccessIssue]
+    before, native.library = native.library, cache(lambda: library)  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:

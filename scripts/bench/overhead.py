@@ -31,7 +31,7 @@ from torch._dynamo.eval_frame import innermost_fn
 
 import aotgrad
 from aotgrad.frontends.dynamo import DynamoBackend
-from aotgrad.torch_compat import plain_apply
+from aotgrad.torch_compat import node_class, plain_apply
 
 Function = Callable[..., Any]
 ROUNDS = 21
@@ -271,13 +271,12 @@ class Ready(torch.autograd.Function):
     """An autograd node that computes nothing: its result and its gradients exist already."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: Sequence[Tensor | None], result: Tensor, *inputs: Tensor) -> tuple[Tensor]:
-        ctx.gradients = gradients
-        return (result,)
+    def forward(ctx: Any, gradients: Sequence[Tensor | None], results: tuple, *others: Any) -> tuple[Tensor, ...]:
+        return results
 
     @staticmethod
     def backward(ctx: Any, *tangents: Tensor) -> Any:
-        return (None, None, *ctx.gradients)
+        return (*(None,) * 5, *ctx.gradients)
 
 
 def parts_of_many(count: int) -> dict[str, Callable[[], object]]:
@@ -285,13 +284,18 @@ def parts_of_many(count: int) -> dict[str, Callable[[], object]]:
     sentinel, *inputs = (torch.randn(4, 4, requires_grad=True) for _ in range(count + 1))
     library = libraries()["with C++"]
     assert library is not None, "it was built"
-    gradients, attach = (None, *(TANGENT.clone() for _ in inputs)), library.attaching(plain_apply(Ready), 3)
+    gradients, kind = (None, *(TANGENT.clone() for _ in inputs)), node_class(Ready)
+    kind.gradients, attach = gradients, library.attaching(plain_apply(Ready), 5, ((gradients, kind, False),))
+
+    def arguments() -> tuple[Any, ...]:
+        return (gradients, (TANGENT.clone(),), (), None, None, sentinel, *inputs)
+
     return {
         "nothing": list,
-        "`apply` of an autograd function": lambda: Ready.apply(gradients, TANGENT.clone(), sentinel, *inputs),
-        "the same with C++": lambda: attach(gradients, TANGENT.clone(), sentinel, *inputs),
+        "`apply` of an autograd function": lambda: Ready.apply(*arguments()),
+        "the same with C++": lambda: attach(*arguments()),
         "that, and a backward with gradients that are there already": lambda: torch.autograd.backward(
-            attach(gradients, TANGENT.clone(), sentinel, *inputs), (TANGENT,)
+            attach(*arguments()), (TANGENT,)
         ),
     }
 

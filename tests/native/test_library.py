@@ -316,61 +316,6 @@ def test_running_below_autograd_nests_and_ends_with_an_error(library):
     assert (x * 2).requires_grad
 
 
-class Scaled(torch.autograd.Function):
-    """Hands out one value for many inputs; the gradient of each is the tangent times its number."""
-
-    @staticmethod
-    def forward(ctx, values, *inputs):
-        ctx.save_for_backward(*values)
-        return tuple(value * 2 for value in values)
-
-    @staticmethod
-    def backward(ctx, *tangents):
-        (value,) = ctx.saved_tensors
-        return (None, None, *(value * tangents[0] * number for number in range(4)))
-
-
-def inputs_of_every_kind() -> list[torch.Tensor]:
-    leaf, other = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
-    return [leaf, torch.ones(2), other.exp(), (other * 2)[:]]
-
-
-def edges_of(node) -> list:
-    return [None if edge is None else (type(edge).__name__, number) for edge, number in node.next_functions]
-
-
-def test_a_node_gets_its_inputs_afterwards_as_if_it_was_applied_to_them(library):
-    apply = torch_compat.plain_apply(Scaled)
-    start = torch.ones(2, requires_grad=True)
-    results = []
-    for attach in (apply, library.attaching(apply, 2)):
-        inputs = inputs_of_every_kind()
-        (result,) = attach((torch.full((2,), 3.0),), start, *inputs)
-        wanted = [tensor for tensor in inputs if tensor.requires_grad]
-        gradients = torch.autograd.grad(result.sum(), wanted, retain_graph=True)
-        depth = result.grad_fn._sequence_nr() > wanted[-1].grad_fn._sequence_nr()
-        results.append([edges_of(result.grad_fn), depth, *(gradient.tolist() for gradient in gradients)])
-        assert [gradient.tolist() for gradient in torch.autograd.grad(result.sum(), wanted[:1])] == [[0, 0]]
-        with pytest.raises(RuntimeError, match="second time"):
-            torch.autograd.grad(result.sum(), wanted)
-    assert results[0] == results[1]
-
-
-def test_a_node_that_is_not_made_gets_no_inputs(library):
-    attach = library.attaching(torch_compat.plain_apply(Scaled), 2)
-    with torch.no_grad():
-        (result,) = attach((torch.ones(2),), torch.ones(2, requires_grad=True), *inputs_of_every_kind())
-    assert result.grad_fn is None
-    with pytest.raises(TypeError, match="expected a tensor"):
-        attach((torch.ones(2),), torch.ones(2, requires_grad=True), 3)
-    with pytest.raises(TypeError, match="expected 2 arguments or more"):
-        attach((torch.ones(2),))
-    with pytest.raises(AttributeError):
-        attach((3.5, "no tensor".nothing), torch.ones(2, requires_grad=True))
-    with pytest.raises(TypeError):
-        library.attaching(len, 1)([torch.ones(2)], *inputs_of_every_kind())
-
-
 def test_whether_a_batched_backward_is_open(library):
     found = []
     x = torch.ones(2, requires_grad=True)

@@ -274,6 +274,15 @@ def test_a_custom_node_is_made_without_a_look_at_transforms():
     assert result.grad_fn.name() == Saving.apply(x, y).grad_fn.name()
 
 
+def test_the_class_of_nodes_makes_a_node():
+    node = compat.node_class(Saving)()
+    result = Saving.apply(torch.ones(1, requires_grad=True), torch.ones(1))
+    assert type(result.grad_fn) is type(node)
+    assert compat.makes_node(Saving) or torch.__version__ < "2.13"
+    if compat.makes_node(Saving):
+        assert node.next_functions == () and node.name() == result.grad_fn.name()
+
+
 def test_where_a_gradient_arrives():
     x = torch.ones(2, requires_grad=True)
     first, second = x.unbind()

@@ -1,0 +1,374 @@
+// The autograd node of a compiled segment, made, filled and run from C++.
+//
+// `Segment` in runtime/autograd.py says what such a node is, and does everything that is rare: here are the usual call and
+// the usual backward. A node is that of an autograd function in Python, with all that users see of it.
+
+#pragma once
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/TracerMode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/anomaly_mode.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_function.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "values.h"
+
+namespace {
+
+using torch::autograd::Node;
+
+// Whether the constructor of a class of nodes makes the node, too, as torch does since it counts references in nodes.
+// Where it does not, nothing is attached here: Python asks before.
+template <class Function>
+constexpr bool makes_node = std::is_same_v<decltype(Function::cdata), c10::intrusive_ptr<Node>>;
+
+template <class Function>
+Node* node_of(const Function& function) {
+  if constexpr (requires { function.cdata.lock(); }) {
+    return function.cdata.lock().get();
+  } else {
+    return function.cdata.get();
+  }
+}
+
+// Inside a transform of `torch.func`, or a batched backward.
+bool in_transform() {
+  const auto included = c10::impl::tls_local_dispatch_key_set().included_;
+  return included.has(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) || included.has(c10::DispatchKey::VmapMode);
+}
+
+// Whether nodes are made and run in another way than usual.
+bool is_observed_or_transformed() {
+  return torch::autograd::AnomalyMode::is_enabled() || in_transform() ||
+      torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+}
+
+void set_attribute(PyObject* object, PyObject* name, PyObject* value) {
+  if (PyObject_SetAttr(object, name, value) != 0) throw python_error();
+}
+
+PyObject* name_of(const char* text) {
+  return PyUnicode_InternFromString(text);
+}
+
+// The attributes of nodes.
+struct Names {
+  PyObject *recomputation = name_of("recomputation"), *kept = name_of("kept"), *ran = name_of("ran");
+  PyObject* details[4] = {name_of("sizes"), name_of("layouts"), name_of("memory"), name_of("watched")};
+
+  static const Names& all() {
+    static const Names names;
+    return names;
+  }
+};
+
+// --- attaching(apply, leading, kinds) -> attach(backward, outputs, saved, recomputation, details, *inputs) -> outputs
+//
+// What `Segment.apply` does. `kinds` has (backward, class of its nodes, whether undefined tangents become zeros); `leading`
+// is the number of arguments before the inputs.
+
+struct Outputs {
+  Items items;
+
+  explicit Outputs(PyObject* values) : items(values) {}
+
+  // Whether the node just becomes their history. An argument that is returned, and a view, need more.
+  bool are_fresh() const {
+    return std::all_of(items.begin(), items.end(), [](PyObject* value) {
+      const at::Tensor& tensor = tensor_of(value);
+      return !tensor.requires_grad() && !tensor.is_view() && !tensor.is_nested() &&
+          torch::autograd::isDifferentiableType(tensor.scalar_type());
+    });
+  }
+};
+
+std::vector<c10::IValue> values_for_profiler(PyObject* const* inputs, Py_ssize_t count) {
+  std::vector<c10::IValue> values;
+  for (Py_ssize_t k = 0; k < count; ++k) values.emplace_back(tensor_of(inputs[k]));
+  return values;
+}
+
+THPObjectPtr flags(Py_ssize_t leading, Py_ssize_t inputs) {
+  THPObjectPtr result(PyTuple_New(leading + inputs));
+  if (!result) throw python_error();
+  for (Py_ssize_t k = 0; k < leading + inputs; ++k) PyTuple_SET_ITEM(result.get(), k, PyBool_FromLong(k >= leading));
+  return result;
+}
+
+// A node is about to be filled: its inputs and their edges, all of which require grad.
+struct Inputs {
+  PyObject* const* values;
+  Py_ssize_t leading, count;
+  torch::autograd::edge_list edges;
+
+  bool require_grad() {
+    edges.reserve(count);
+    for (Py_ssize_t k = 0; k < count; ++k) {
+      const at::Tensor& tensor = tensor_of(values[k]);
+      if (!tensor.requires_grad()) return false;
+      edges.push_back(torch::autograd::impl::gradient_edge(tensor));
+    }
+    return count > 0;
+  }
+};
+
+template <class Function>
+void fill(Function& function, Inputs& inputs, const Items& outputs, const Items& saved, bool materialize) {
+  if constexpr (makes_node<Function>) {
+    const auto& node = function.cdata;
+    node->set_next_edges(std::move(inputs.edges));
+    function.is_variable_input.resize(inputs.leading);
+    function.is_variable_input.resize(inputs.leading + inputs.count, true);
+    function.needs_input_grad = flags(inputs.leading, inputs.count).release();
+    function.materialize_grads = materialize;
+    function.input_info.reserve(inputs.count);
+    for (Py_ssize_t k = 0; k < inputs.count; ++k) function.input_info.emplace_back(tensor_of(inputs.values[k]));
+    for (PyObject* output : outputs) {
+      torch::autograd::set_history(tensor_of(output), node);
+      function.output_info.emplace_back(tensor_of(output));
+    }
+    function.saved_variables.reserve(saved.size());
+    for (PyObject* value : saved) {
+      const at::Tensor& tensor = tensor_of(value);
+      const bool is_output = tensor.grad_fn().get() == node.get();  // a node must not own itself
+      function.saved_variables.emplace_back(tensor, is_output);
+    }
+  }
+}
+
+// The kind of the nodes of a backward; null if Python makes them.
+PyObject* kind_of(PyObject* kinds, PyObject* backward) {
+  for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(kinds); ++k) {
+    PyObject* kind = PyTuple_GET_ITEM(kinds, k);
+    if (PyTuple_GET_ITEM(kind, 0) == backward) return kind;
+  }
+  return nullptr;
+}
+
+void set_details(PyObject* node, PyObject* details) {
+  const Items values(details);
+  for (Py_ssize_t k = 0; k < 4; ++k) set_attribute(node, Names::all().details[k], values[k]);
+}
+
+PyObject* attach(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  PyObject *apply = PyTuple_GET_ITEM(self, 0), *kinds = PyTuple_GET_ITEM(self, 2);
+  const Py_ssize_t leading = integer_of(PyTuple_GET_ITEM(self, 1));
+  TORCH_CHECK_TYPE(count >= leading, "expected ", leading, " arguments or more, got ", count);
+  PyObject* kind = kind_of(kinds, arguments[0]);
+  const Outputs outputs(arguments[1]);
+  const Items saved(arguments[2]);
+  Inputs inputs{arguments + leading, leading, count - leading, {}};
+  const bool is_usual = kind != nullptr && at::GradMode::is_enabled() && !is_observed_or_transformed() &&
+      !at::tracer::impl::is_dispatch_enabled() && PyTuple_CheckExact(arguments[1]);
+  if (!is_usual || !outputs.are_fresh() || !inputs.require_grad()) {
+    return PyObject_Vectorcall(apply, arguments, count, nullptr);
+  }
+  RECORD_FUNCTION("Segment", values_for_profiler(inputs.values, inputs.count), at::sequence_number::peek());
+  THPObjectPtr node(PyObject_CallNoArgs(PyTuple_GET_ITEM(kind, 1)));
+  if (!node) throw python_error();
+  set_attribute(node.get(), Names::all().recomputation, arguments[3]);
+  if (!Py_IsNone(arguments[4])) set_details(node.get(), arguments[4]);
+  fill(*reinterpret_cast<THPFunction*>(node.get()), inputs, outputs.items, saved, Py_IsTrue(PyTuple_GET_ITEM(kind, 2)));
+  return Py_NewRef(arguments[1]);
+  END_HANDLE_TH_ERRORS
+}
+
+auto* attach_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(attach));
+
+PyMethodDef attach_definition = {"attach", attach_function, METH_FASTCALL, "Make the autograd node of a segment."};
+
+PyObject* attaching(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *apply, *leading, *kinds;
+  if (!PyArg_ParseTuple(arguments, "OO!O!", &apply, &PyLong_Type, &leading, &PyTuple_Type, &kinds)) return nullptr;
+  for (PyObject* kind : Items(kinds)) {
+    const bool is_kind = PyTuple_CheckExact(kind) && PyTuple_GET_SIZE(kind) == 3 && PyType_Check(PyTuple_GET_ITEM(kind, 1));
+    TORCH_CHECK_TYPE(is_kind, "expected (backward, class, bool), got ", Py_TYPE(kind)->tp_name);
+    auto* type = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(kind, 1));
+    TORCH_CHECK_TYPE(PyType_IsSubtype(type, &THPFunctionType), type->tp_name, " is no class of autograd nodes");
+  }
+  return PyCFunction_New(&attach_definition, arguments);
+  END_HANDLE_TH_ERRORS
+}
+
+// --- applying(apply, run, ran, layouts, positions, leading, has_sentinel, saves, chooses) -> apply(node, *tangents)
+//
+// The method `apply` of a class of nodes, which runs the usual backward: `run` is the compiled graph, or, if `chooses`, a
+// function that finds it for its inputs. Everything else is for `apply`, the method in Python. After a backward that frees
+// what the node has saved, `ran` is the attribute of that name.
+
+// The size and stride of a tangent in the trace.
+struct Layout {
+  std::vector<int64_t> size, stride;
+
+  explicit Layout(PyObject* pair) : size(integers_of(Items(pair)[0])), stride(integers_of(Items(pair)[1])) {}
+
+  // A tangent as it was traced. The result of `sum` passes one without strides, for example.
+  THPObjectPtr apply_to(PyObject* value) const {
+    const at::Tensor& tensor = THPVariable_Unpack(value);
+    if (tensor.strides() == stride && !tensor.is_conj() && !tensor.is_neg()) return THPObjectPtr::dup(value);
+    return THPObjectPtr(THPVariable_Wrap(at::empty_strided(size, stride, tensor.options()).copy_(tensor)));
+  }
+};
+
+struct UsualBackward {
+  std::vector<Layout> layouts;        // of the tangents
+  std::vector<int64_t> positions;  // of the node's gradients among the results of the graph
+  Py_ssize_t leading;                 // arguments of `Segment.apply` before its inputs, which have no gradient
+  int has_sentinel, saves, chooses;
+
+  bool are_plain(PyObject* const* tangents, Py_ssize_t count) const {
+    return count == static_cast<Py_ssize_t>(layouts.size()) && std::all_of(tangents, tangents + count, [](PyObject* value) {
+      if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != THPVariableClass) return false;
+      return THPVariable_Unpack(value).layout() == at::kStrided;
+    });
+  }
+
+  // Whether the running backward passes a gradient along each edge of a node. Nobody wants that of the sentinel.
+  bool are_all_wanted(const Node& node) const {
+    const auto* executed = torch::autograd::get_current_graph_task_exec_info();
+    if (executed == nullptr) return false;  // called by hand
+    if (executed->empty()) return true;
+    for (size_t k = has_sentinel; k < node.num_outputs(); ++k) {
+      if (!node.task_should_compute_output(k)) return false;
+    }
+    return true;
+  }
+
+  // The graph's results -> the node's: none for the arguments before its inputs.
+  PyObject* results_of_node(const Items& results) const {
+    const Py_ssize_t before = leading + has_sentinel;
+    THPObjectPtr gradients(PyTuple_New(before + static_cast<Py_ssize_t>(positions.size())));
+    if (!gradients) throw python_error();
+    for (Py_ssize_t k = 0; k < before; ++k) PyTuple_SET_ITEM(gradients.get(), k, Py_NewRef(Py_None));
+    for (size_t k = 0; k < positions.size(); ++k) {
+      PyTuple_SET_ITEM(gradients.get(), before + k, Py_NewRef(results[positions[k]]));
+    }
+    return gradients.release();
+  }
+};
+
+bool autocast_is_enabled() {
+  return !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset);
+}
+
+bool is_none(PyObject* object, PyObject* name) {
+  THPObjectPtr value(PyObject_GetAttr(object, name));
+  if (!value) throw python_error();
+  return Py_IsNone(value.get());
+}
+
+void append(PyObject* list, PyObject* value) {
+  if (value == nullptr || PyList_Append(list, value) != 0) throw python_error();
+}
+
+// A list of the saved tensors. Raises if one was changed in place.
+template <class Function>
+THPObjectPtr unpack(const Function& function) {
+  THPObjectPtr values(PyList_New(0));
+  if (!values) throw python_error();
+  if constexpr (makes_node<Function>) {
+    for (const auto& saved : function.saved_variables) {
+      append(values.get(), THPObjectPtr(THPVariable_Wrap(saved.unpack(function.cdata))).get());
+    }
+  }
+  return values;
+}
+
+PyObject* apply(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  const Names& names = Names::all();
+  const auto& usual = state_of<UsualBackward>(PyTuple_GET_ITEM(self, 0));
+  PyObject *otherwise = PyTuple_GET_ITEM(self, 1), *run = PyTuple_GET_ITEM(self, 2);
+  TORCH_CHECK_TYPE(count >= 1 && PyObject_TypeCheck(arguments[0], &THPFunctionType), "expected an autograd node");
+  auto& function = *reinterpret_cast<THPFunction*>(arguments[0]);
+  const bool is_usual = !at::GradMode::is_enabled() && !function.has_freed_buffers && !autocast_is_enabled() &&
+      !is_observed_or_transformed() && usual.are_plain(arguments + 1, count - 1) &&
+      usual.are_all_wanted(*node_of(function)) && is_none(arguments[0], names.kept);
+  if (!is_usual) return PyObject_Vectorcall(otherwise, arguments, count, nullptr);
+  THPObjectPtr values = unpack(function), chosen;
+  const bool is_last = !torch::autograd::get_current_graph_task_keep_graph();
+  if (usual.chooses) {
+    chosen = PyObject_CallFunctionObjArgs(run, values.get(), is_last ? Py_True : Py_False, nullptr);
+    if (!chosen) return nullptr;
+    run = chosen.get();
+  }
+  if (is_last && usual.saves) {
+    set_attribute(arguments[0], names.ran, PyTuple_GET_ITEM(self, 3));
+    set_attribute(arguments[0], names.recomputation, Py_None);
+    node_of(function)->release_variables();
+  }
+  for (Py_ssize_t k = 1; k < count; ++k) append(values.get(), usual.layouts[k - 1].apply_to(arguments[k]).get());
+  THPObjectPtr results;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    results = PyObject_CallOneArg(run, values.get());
+  }
+  if (!results) return nullptr;
+  return usual.results_of_node(Items(results.get()));
+  END_HANDLE_TH_ERRORS
+}
+
+auto* apply_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(apply));
+
+PyMethodDef apply_definition = {"apply", apply_function, METH_FASTCALL, "Run the backward of a node."};
+
+PyObject* applying(PyObject*, PyObject* arguments) {
+  HANDLE_TH_ERRORS
+  PyObject *otherwise, *run, *ran, *layouts, *positions;
+  auto usual = std::make_unique<UsualBackward>();
+  if (!PyArg_ParseTuple(arguments, "OOOOOnppp", &otherwise, &run, &ran, &layouts, &positions, &usual->leading,
+                        &usual->has_sentinel, &usual->saves, &usual->chooses)) {
+    return nullptr;
+  }
+  usual->positions = integers_of(positions);
+  for (PyObject* layout : Items(layouts)) usual->layouts.emplace_back(layout);
+  // A tuple, since Python looks there for cycles: a graph may know the function that it is compiled for.
+  THPObjectPtr self(PyTuple_Pack(4, capsule_of(std::move(usual)).get(), otherwise, run, ran));
+  if (!self) throw python_error();
+  THPObjectPtr function(PyCFunction_New(&apply_definition, self.get()));
+  if (!function) throw python_error();
+  return PyInstanceMethod_New(function.get());
+  END_HANDLE_TH_ERRORS
+}
+
+// --- are_wanted(nodes) -> tuple of bool: whether the running backward executes each node, or returns its gradient
+
+Node* node_of_python(PyObject* value) {
+  if (PyObject_TypeCheck(value, &THPFunctionType)) return node_of(*reinterpret_cast<THPFunction*>(value));
+  TORCH_CHECK_TYPE(torch::autograd::THPCppFunction_Check(value), "expected an autograd node, got ", Py_TYPE(value)->tp_name);
+  return node_of(*reinterpret_cast<torch::autograd::THPCppFunction*>(value));
+}
+
+PyObject* are_wanted(PyObject*, PyObject* values) {
+  HANDLE_TH_ERRORS
+  const auto* executed = torch::autograd::get_current_graph_task_exec_info();
+  TORCH_CHECK(executed != nullptr, "no backward is running");
+  const auto& all = *torch::autograd::get_current_graph_task_nodes_in_graph();
+  const auto is_wanted = [&](PyObject* value) {
+    if (Py_IsNone(value)) return false;
+    Node* node = node_of_python(value);
+    if (all.find(node) == all.end()) return false;
+    const auto found = executed->find(node);
+    return executed->empty() || (found != executed->end() && found->second.should_execute());
+  };
+  const Items items(values);
+  THPObjectPtr answers(PyTuple_New(items.size()));
+  if (!answers) throw python_error();
+  for (Py_ssize_t k = 0; k < items.size(); ++k) PyTuple_SET_ITEM(answers.get(), k, PyBool_FromLong(is_wanted(items[k])));
+  return answers.release();
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace

@@ -1,0 +1,380 @@
+"""The autograd node of a compiled segment, filled and run from Python and from C++: users cannot tell which.
+
+A class of nodes gets its method in C++ after the first usual backward, so functions here are settled by one.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import logging
+import operator
+import sys
+import threading
+import weakref
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+import aotgrad
+from aotgrad import torch_compat
+from aotgrad.runtime import native_node
+from aotgrad.runtime.autograd import Segment
+
+CALLS = 10_000
+
+
+def product(a, b):
+    return (a * b).exp() * 3
+
+
+def two_results(a, b):
+    return a.sin() * b, (a + b).exp()
+
+
+def pair(*shape) -> list[torch.Tensor]:
+    shape = shape or (3, 4)
+    return [torch.rand(shape, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+
+
+def settled(function, inputs=None, **options):
+    """A compiled function after a usual backward and one more."""
+    inputs = inputs or pair()
+    compiled = aotgrad.aot_function(function, aotgrad.nop, **options)
+    for _ in range(2):
+        results = compiled(*inputs)
+        sum(each.sum() for each in (results if isinstance(results, tuple) else (results,))).backward()
+    for each in inputs:
+        each.grad = None
+    return compiled
+
+
+def runs_in_cpp(result) -> bool:
+    return type(type(result.grad_fn).__dict__.get("apply")).__name__ == "instancemethod"
+
+
+pytestmark = pytest.mark.usefixtures("implementation")
+
+
+def test_a_class_of_nodes_gets_a_method_once_a_backward_was_compiled(implementation):
+    compiled, (a, b) = aotgrad.aot_function(product, aotgrad.nop), pair()
+    assert not runs_in_cpp(compiled(a, b))
+    torch.autograd.grad(compiled(a, b).sum(), a)
+    assert not runs_in_cpp(compiled(a, b)), "only another variant was compiled"
+    torch.autograd.grad(compiled(a, b).sum(), (a, b))
+    assert runs_in_cpp(compiled(a, b)) is (implementation == "c++")
+
+
+def test_what_users_see_of_a_node():
+    compiled, (a, b) = settled(product), pair()
+    result = compiled(a, b)
+    node = result.grad_fn
+    assert isinstance(node, torch_compat.node_class(Segment)) and torch_compat.is_node_of(node, Segment)
+    assert node.name() == type(node).__name__ == "SegmentBackward"
+    assert [edge.variable for edge, _ in node.next_functions] == [a, b]
+    assert node.metadata == {} and node.requires_grad
+    node.metadata["key"] = 1
+    assert result.grad_fn.metadata == {"key": 1} and result.grad_fn is node
+    assert node.needs_input_grad == (False,) * 5 + (True, True)
+    assert [tuple(each.shape) for each in node._input_metadata] == [(3, 4)]
+    assert len(node._raw_saved_tensors) == len(node.saved_tensors) == len(node.backward.saved_slots)
+    assert node.recomputation.primals == (a, b) and node.recomputation.versions == [0, 0]
+    assert (node.sizes, node.layouts, node.memory, node.watched, node.kept) == ((), None, (), (), None)
+    node.anything = 3
+    assert result.grad_fn.anything == 3 and compiled(a, b).grad_fn._sequence_nr() == node._sequence_nr() + 1
+
+
+def test_a_node_dies_with_its_results():
+    compiled, (a, b) = settled(product), pair()
+    result = compiled(a, b)
+    node = weakref.ref(result.grad_fn)
+    assert node() is result.grad_fn
+    del result
+    assert node() is None
+    result = compiled(a, b)
+    result.grad_fn.cycle, node = [result], weakref.ref(result.grad_fn)
+    del result
+    gc.collect()
+    assert node() is None
+
+
+def test_a_plan_dies_with_its_function():
+    function = functools.partial(product)
+    compiled, inputs = settled(function), pair()
+    kind = weakref.ref(type(compiled(*inputs).grad_fn))
+    function.cycle, dead = compiled, weakref.ref(function)
+    del compiled, function
+    gc.collect()
+    assert dead() is None and (kind() is None or kind() is torch_compat.node_class(Segment))
+
+
+def grown(step) -> tuple[int, int]:
+    """How many more objects of Python there are after many calls, and how many more references to their inputs."""
+    inputs = pair(2)
+    step(*inputs)
+    gc.collect()
+    gc.disable()  # what only the collector frees counts, too
+    try:
+        blocks, references = sys.getallocatedblocks(), [torch_compat.owners_of(each) for each in inputs]
+        for _ in range(CALLS):
+            step(*inputs)
+        return sys.getallocatedblocks() - blocks, max(map(operator.sub, map(torch_compat.owners_of, inputs), references))
+    finally:
+        gc.enable()
+
+
+def test_nothing_grows():
+    compiled = settled(product, pair(2))
+
+    def backward(a, b):
+        compiled(a, b).sum().backward()
+
+    def retained(a, b):
+        result = compiled(a, b).sum()
+        result.backward(retain_graph=True)
+        torch.autograd.grad(result, (a, b))
+
+    for step in (compiled, backward, retained):
+        blocks, owners = grown(step)
+        assert blocks < CALLS / 2 and owners <= 0, step
+
+
+def test_hooks_of_saved_tensors():
+    compiled, inputs = settled(product), pair()
+    for hooks in (lambda: saved_tensors_hooks(lambda x: x * 2, lambda x: x / 2), torch.autograd.graph.save_on_cpu):
+        with hooks():
+            result = compiled(*inputs)
+        assert all(torch_compat.unpack_hook(result.grad_fn, k) for k in range(len(result.grad_fn._raw_saved_tensors)))
+        expected = torch.autograd.grad(product(*inputs).sum(), inputs)
+        torch.testing.assert_close(torch.autograd.grad(result.sum(), inputs), expected)
+
+    def fail(_):
+        raise ZeroDivisionError("cannot pack")
+
+    with saved_tensors_hooks(fail, fail), pytest.raises(ZeroDivisionError, match="cannot pack"):
+        compiled(*inputs)
+    with saved_tensors_hooks(lambda x: x, fail):
+        result = compiled(*inputs)
+    with pytest.raises(ZeroDivisionError, match="cannot pack"):
+        result.sum().backward()
+    compiled(*inputs).sum().backward()
+
+
+def test_hooks_of_tensors_and_nodes():
+    def steps(function) -> list:
+        (a, b), seen = [torch.full((2,), 0.5, requires_grad=True) for _ in range(2)], []
+        result = function(a, b)
+        result.retain_grad()
+        result.register_hook(lambda g: seen.append(("result", g.tolist())) or g * 2)
+        a.register_hook(lambda g: seen.append(("a", g.tolist())))
+        b.register_post_accumulate_grad_hook(lambda b: seen.append(("b", b.grad.tolist())))
+        result.grad_fn.register_prehook(lambda g: seen.append(("pre", g[0].tolist())))
+        result.grad_fn.register_hook(lambda g, t: seen.append(("post", t[0].tolist())))
+        result.sum().backward()
+        return [*sorted(seen), result.grad.tolist(), a.grad.tolist()]
+
+    assert steps(settled(scaled, [torch.rand(2, requires_grad=True) for _ in range(2)])) == steps(scaled)
+
+
+def scaled(a, b):
+    return a * b
+
+
+def test_errors_are_those_of_eager():
+    compiled, (a, b) = settled(product), pair()
+    result = compiled(a, b).sum()
+    result.backward(retain_graph=True)
+    result.backward()
+    with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
+        result.backward()
+    result = compiled(a, b).sum()
+    with torch.no_grad():
+        a.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()
+    a.grad = None
+    compiled(a, b).sum().backward()
+    torch.testing.assert_close(a.grad, torch.autograd.grad(product(a, b).sum(), a)[0])
+
+
+def test_the_profiler_sees_the_node():
+    compiled, inputs = settled(product), pair()
+    with torch.profiler.profile(record_shapes=True) as profile:
+        compiled(*inputs).sum().backward()
+    forward = next(each for each in profile.events() if each.name == "Segment")
+    backward = next(each for each in profile.events() if each.name == "SegmentBackward")
+    assert forward.sequence_nr == backward.sequence_nr >= 0
+
+
+def test_anomaly_mode(recwarn):
+    compiled, inputs = settled(product), pair()
+    with torch.autograd.set_detect_anomaly(True):
+        result = compiled(*inputs)
+        assert any("exp" in line for line in result.grad_fn.metadata["traceback_"])
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            result.backward(torch.full((3, 4), torch.nan, dtype=torch.float64))
+    result = compiled(*inputs)
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="returned nan values"):
+        result.backward(torch.full((3, 4), torch.nan, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("count", [3, 40])
+def test_compiled_autograd(count):
+    """It asks for the type and size of each input of a node."""
+    leaves = [torch.rand(2, requires_grad=True) for _ in range(count)]
+    compiled = settled(product_of_all, leaves)
+    expected = torch.autograd.grad(product_of_all(*leaves).sum(), leaves)
+    for _ in range(2):
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
+            compiled(*leaves).sum().backward()
+        torch.testing.assert_close(tuple(leaf.grad for leaf in leaves), expected)
+        for leaf in leaves:
+            leaf.grad = None
+    torch._dynamo.reset()
+
+
+def product_of_all(*factors):
+    return functools.reduce(operator.mul, factors).sin()
+
+
+def batched(results, inputs, _):
+    tangents = [torch.rand(5, *each.shape, dtype=each.dtype) for each in results]
+    return torch.autograd.grad(results, inputs, tangents, is_grads_batched=True)
+
+
+def at_a_level(results, inputs, tangents):
+    with torch.autograd.forward_ad.dual_level():
+        return torch.autograd.grad(results, inputs, tangents)
+
+
+def under_autocast(results, inputs, tangents):
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.autograd.grad(results, inputs, tangents)
+
+
+def twice(results, inputs, tangents):
+    first = torch.autograd.grad(results, inputs, tangents, create_graph=True)
+    return torch.autograd.grad(sum(each.sum() for each in first), inputs)
+
+
+def laid_out(change):
+    """All gradients, with tangents that are laid out in another way."""
+    return lambda results, inputs, tangents: torch.autograd.grad(results, inputs, [*map(change, tangents)])
+
+
+WAYS = {
+    "all": torch.autograd.grad,
+    "some gradients": lambda results, inputs, tangents: torch.autograd.grad(results, inputs[:1], tangents),
+    "the others": lambda results, inputs, tangents: torch.autograd.grad(results, inputs[1:], tangents),
+    "one result": lambda results, inputs, tangents: torch.autograd.grad(results[1:], inputs, tangents[1:]),
+    "expanded": lambda results, inputs, _: torch.autograd.grad([each.sum() for each in results], inputs),
+    "transposed": laid_out(lambda tangent: tangent.t().contiguous().t()),
+    "a parameter": laid_out(torch.nn.Parameter),
+    "batched": batched,
+    "at a forward-mode level": at_a_level,
+    "under autocast": under_autocast,
+    "twice": twice,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_backwards_are_those_of_eager(way):
+    """The usual ones and all others, of a class of nodes that is settled."""
+    compiled, inputs = settled(two_results), pair()
+    tangents = [torch.rand(3, 4, dtype=torch.float64) for _ in range(2)]
+    answers = []
+    for function in (two_results, compiled):
+        torch.manual_seed(0)  # `batched` draws tangents
+        answers.append(WAYS[way](function(*inputs), inputs, tangents))
+    torch.testing.assert_close(*answers)
+
+
+def test_gradients_one_after_the_other():
+    """What a backward leaves for others is kept."""
+
+    def function(a, b):
+        return a.exp() + b.sin()
+
+    compiled, (a, b) = settled(function), pair()
+    result = compiled(a, b).sum()
+    (first,) = torch.autograd.grad(result, a)
+    (second,) = torch.autograd.grad(result, b)
+    torch.testing.assert_close([first, second], [a.exp().detach(), b.cos().detach()])
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(result, a)
+
+
+def test_conjugated_tangents():
+    inputs = [torch.rand(3, dtype=torch.complex128, requires_grad=True) for _ in range(2)]
+    compiled, tangent = (
+        settled(lambda a, b: a * b, [each.detach().abs().requires_grad_() for each in inputs]),
+        inputs[0].detach(),
+    )
+    compiled(*inputs).backward(tangent)
+    for each in inputs:
+        each.grad = None
+    compiled(*inputs).backward(tangent.conj())
+    ours = [each.grad for each in inputs]
+    torch.testing.assert_close(ours, [*torch.autograd.grad(inputs[0] * inputs[1], inputs, tangent.conj())])
+
+
+def test_a_leaf_that_is_returned_stays_a_leaf():
+    def function(a, b):
+        return a, a * b
+
+    compiled, (a, b) = settled(function), pair()
+    first, second = compiled(a, b)
+    assert a.is_leaf and b.is_leaf and a.grad_fn is None and second.grad_fn is not None
+    torch.autograd.backward((first, second), [torch.ones_like(a)] * 2)
+    torch.testing.assert_close([a.grad, b.grad], [1 + b.detach(), a.detach()])
+
+
+def test_asking_for_leaves_raises_nothing_inside(implementation, monkeypatch):
+    """Torch answers the question whether it wants the gradient of a leaf by a slow exception."""
+    compiled, inputs = settled(product), pair()
+    if implementation == "c++":
+        monkeypatch.setattr(torch._C, "_will_engine_execute_node", lambda _: pytest.fail("torch was asked"))
+    expected = torch.autograd.grad(product(*inputs).sum(), inputs)
+    torch.testing.assert_close(torch.autograd.grad(compiled(*inputs).sum(), inputs), expected)
+    torch.testing.assert_close(torch.autograd.grad(compiled(*inputs).sum(), inputs[:1]), expected[:1])
+
+
+def test_symbolic_sizes():
+    compiled = settled(product, dynamic=True)
+    for rows in (5, 6, 5):
+        inputs = pair(rows, 4)
+        expected = torch.autograd.grad(product(*inputs).sum(), inputs)
+        torch.testing.assert_close(torch.autograd.grad(compiled(*inputs).sum(), inputs), expected)
+
+
+def test_many_threads():
+    compiled = settled(product)
+    failed: list[str] = []
+
+    def work(seed: int) -> None:
+        inputs = [torch.full((3, 4), 0.1 * seed, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+        expected = torch.autograd.grad(product(*inputs).sum(), inputs)
+        for _ in range(50):
+            result = compiled(*inputs).sum()
+            for retained in (True, False):
+                if not torch.equal(torch.autograd.grad(result, inputs, retain_graph=retained)[0], expected[0]):
+                    failed.append(f"thread {seed}")
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert not failed
+
+
+def test_where_torch_makes_nodes_in_another_way_python_does(implementation, monkeypatch, caplog):
+    monkeypatch.setattr(torch_compat, "makes_node", lambda function: False)
+    native_node.nodes_fit.cache_clear()
+    with caplog.at_level(logging.DEBUG, "aotgrad.native"):
+        compiled, inputs = settled(product), pair()
+        settled(two_results)
+    native_node.nodes_fit.cache_clear()
+    assert type(compiled(*inputs).grad_fn) is torch_compat.node_class(Segment)
+    assert caplog.text.count("autograd nodes are made in Python") == (implementation == "c++")
