@@ -145,7 +145,8 @@ def test_hooks_of_saved_tensors():
     for hooks in (lambda: saved_tensors_hooks(lambda x: x * 2, lambda x: x / 2), torch.autograd.graph.save_on_cpu):
         with hooks():
             result = compiled(*inputs)
-        assert all(torch_compat.unpack_hook(result.grad_fn, k) for k in range(len(result.grad_fn._raw_saved_tensors)))
+        node = result.grad_fn
+        assert all(torch_compat.unpack_hooks(node, range(len(node._raw_saved_tensors))))
         expected = torch.autograd.grad(product(*inputs).sum(), inputs)
         torch.testing.assert_close(torch.autograd.grad(result.sum(), inputs), expected)
 
