@@ -52,6 +52,9 @@ class Options:
         share_layers: compile equal layers once: the graph is cut into pieces, and equal pieces share their code. Compilation
             takes less time; ops of different layers do not fuse. Inductor's; not with CUDA graphs. `None`: with `train_step`
             only.
+        early_backward: while C++ compilers of a forward run, generate the code of its backward, and start its compilers; the
+            first backward waits for them, and reports what failed. It has no effect where Inductor compiles in one thread
+            (one core), with `on_error="eager"`, and on graphs that are in a cache or need no C++ compiler.
         functionalize_rng: make compiled graphs pure functions of their inputs: seed and offset of the GPU's generator are
             inputs of the forward, and the offset to advance to is an output. A draw on a CPU, whose generator has no offset,
             and a draw in a backward are compile-time errors.
@@ -84,6 +87,7 @@ class Options:
     checkpoint_policies: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
     collectives_first: bool = False
     share_layers: bool | None = None
+    early_backward: bool = True
     mode: str = "default"
     inductor: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
     on_error: str = "raise"
@@ -227,6 +231,7 @@ LEGAL_VALUES: dict[str, Sequence[Any] | Budgets | HostMemory] = {
     "cache": (True, False, None),
     "collectives_first": (True, False),
     "dynamic": (True, False, None),
+    "early_backward": (True, False),
     "enabled": (True, False),
     "flops_per_byte": (*range(1, 4097), "measured"),
     "functionalize_rng": (True, False),

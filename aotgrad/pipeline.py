@@ -57,6 +57,7 @@ from aotgrad.options import Options, budget_of, host_bytes_of
 from aotgrad.partition import Objective, functionalize_rng
 from aotgrad.partition import partition as partition_joint
 from aotgrad.plan_cache.eager_fallback import with_eager_backwards
+from aotgrad.plan_cache.unfinished import leaving_unfinished
 from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
 from aotgrad.runtime.recomputation import HigherOrder
@@ -239,6 +240,11 @@ class Compiler:
         return makes_islands(self.backend) if self.options.islands is None else self.options.islands
 
     @property
+    def compiles_backward_early(self) -> bool:
+        """Whether a backward may be compiled before it is needed. Its errors are those of the first backward."""
+        return self.options.early_backward and self.options.on_error == "raise"
+
+    @property
     def objective(self) -> Objective:
         """The objective of the partition."""
         options = self.options
@@ -303,12 +309,22 @@ def compile(source: Source, compiler: Compiler) -> Stages:
     reject_sharing_with_memory(traced, source)
     if compiler.lower is None:
         return traced
-    partition, compiled = compiler.lower(joint, compiler, observe, source.known)
-    compile_guard(traced, source, compiler)
-    observe("compiled", compiled)
-    executable = assemble(traced, partition, compiled, compiler.derive(source, traced, compiler))
+    with leaving_unfinished(compiler.compiles_backward_early) as forward:
+        partition, compiled = compiler.lower(joint, compiler, observe, source.known)
+        compile_guard(traced, source, compiler)
+        observe("compiled", compiled)
+        executable = assemble(traced, partition, compiled, compiler.derive(source, traced, compiler))
+    if forward:
+        compile_early(executable.backwards)
+    forward.finish()
     observe("executable", executable)
     return executable
+
+
+def compile_early(backwards: Sequence[Backward]) -> None:
+    """Compile backwards up to their C++ kernels, whose compilers the first backward waits for."""
+    for backward in backwards:
+        backward.variants.compile_early()
 
 
 def compile_guard(traced: TracedJoint, source: Source, compiler: Compiler) -> None:

@@ -23,6 +23,7 @@ SHARED = (
     "native",
     "options",
     "plan_cache.lock",  # some stages compile on first use
+    "plan_cache.unfinished",  # one stage begins what another one ends
     "slots",
     "subclasses.bridge",  # gradients of wrapper subclasses pass in parts
     "subclasses.forms",

@@ -3,5 +3,6 @@
 `binding` takes calls of functions and modules apart into a `call.Call`, with its `arguments`, `module_state` and
 `generators`. `cache.PlanCache` finds its plan, an `entry.CachedPlan`; on a miss, `compile` makes one with a `compiler`.
 `eager_fallback` runs eagerly what cannot be compiled, if the options say so. One `lock` is held while anything is traced or
-compiled. Frontends, `transforms`, `export` and `inspect` import these names; stages import `lock` alone.
+compiled; compilers may leave work `unfinished`. Frontends, `transforms`, `export` and `inspect` import these names; stages
+import `lock` and `unfinished` alone.
 """

@@ -9,6 +9,7 @@ the same variant at the same time compile it once.
 from __future__ import annotations
 
 import functools
+import logging
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,11 +29,14 @@ from aotgrad.graph.gradient_masks import may_be_narrowed, narrow
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.plan_cache.unfinished import Unfinished, leaving_unfinished
 from aotgrad.runtime.overwritable import are_owned
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, Memory, Saved, SlotSignature
 
 T = TypeVar("T")
+
+log = logging.getLogger("aotgrad.runtime")
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,27 @@ class Variant:
         return [None if k in self.undefined else result for k, result in enumerate(results)]
 
 
+@dataclass
+class EarlyVariant:
+    """The variant that a first backward is likely to need, compiled while compilers of the forward ran.
+
+    `overwritable`: the values that it writes over. `rest`: what is left to do before it may run.
+    """
+
+    variant: Variant
+    overwritable: frozenset[Saved]
+    rest: Unfinished
+
+    def finished(self) -> Variant | None:
+        """The variant, ready to run; `None` if that failed, so that it is compiled anew, which reports the error."""
+        try:
+            self.rest.finish()
+        except Exception as error:
+            log.debug("a backward that was compiled early is compiled again: %s", error)
+            return None
+        return self.variant
+
+
 VARIANT_LIMIT = 64
 """How many variants of one graph are kept, the most recently used ones."""
 
@@ -92,6 +117,7 @@ class VariantCache:
     run_whole: BoxedCallable | None = None
     run_over: BoxedCallable | None = None
     graphs: OrderedDict[VariantKey, tuple[GraphHalf, frozenset[int] | None]] = field(default_factory=OrderedDict)
+    early: EarlyVariant | None = None
 
     def get(self, key: VariantKey) -> Variant:
         if not key.is_full:
@@ -119,6 +145,25 @@ class VariantCache:
                 half = self.graph(self.full_key())[0]
                 self.run_over = self.compile_half(half, self.overwritable).run
             return self.run_over
+
+    def compile_early(self) -> None:
+        """Compile what the first backward is likely to need, and leave it unfinished. An error is left to that backward."""
+        if self.has_cases or self.variants:
+            return
+        over = self.overwritable if self.overwritable_positions else frozenset()
+        with COMPILING, torch.no_grad(), leaving_unfinished() as rest:
+            try:
+                self.early = EarlyVariant(self.compile_half(self.full, over), over, rest)
+            except Exception as error:
+                log.debug("a backward is not compiled early: %s", error)
+
+    def take_early(self, half: GraphHalf, overwritable: frozenset[Saved]) -> Variant | None:
+        """The variant that was compiled early, if it is this one."""
+        early = self.early
+        if early is None or early.variant.half is not half or early.overwritable != overwritable:
+            return None
+        self.early = None
+        return early.finished()
 
     @functools.cached_property
     def overwritable_positions(self) -> tuple[int, ...]:
@@ -165,7 +210,9 @@ class VariantCache:
         return tuple(position_of[slot] for slot in half.signature.inputs)
 
     def compile_half(self, half: GraphHalf, overwritable: frozenset[Saved] = frozenset()) -> Variant:
-        """Compile a graph. The backend gets a copy, since it may change what it compiles."""
+        """Compile a graph, unless that was begun early. The backend gets a copy, since it may change what it compiles."""
+        if (early := self.take_early(half, overwritable)) is not None:
+            return early
         copy = replace(half.copy(), overwritable=overwritable)
         takes_all = half.signature.inputs == self.full.signature.inputs
         return Variant(half, self.compile(copy), None if takes_all else self.positions(half))

@@ -329,13 +329,12 @@ from aotgrad.torch_compat.inductor.compilation import (
 )
 from aotgrad.torch_compat.inductor.indices import leave_strides_unsimplified
 from aotgrad.torch_compat.inductor.kernels import (
-    compile_cpp_kernels_with,
+    collected_cpp_kernels,
     cpp_compilers,
     kernel_in,
     library_of,
     start_cpp_kernel,
     start_cpp_library,
-    submit_cpp,
 )
 from aotgrad.torch_compat.inductor.lowerings import (
     count_input_offsets,

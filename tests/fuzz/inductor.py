@@ -16,6 +16,7 @@ The C++ compiler does not optimize: the tests concern only the meaning of the ke
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,6 @@ from torch._inductor import config
 from aotgrad.backends import registry
 from aotgrad.backends.base import example_inputs
 from aotgrad.backends.boxed_code import boxed_code
-from aotgrad.backends.inductor import backend as inductor_backend
 from aotgrad.backends.inductor import cpp_kernels
 from aotgrad.backends.inductor.backend import InductorBackend, Job, Shared
 from aotgrad.backends.inductor.cpp_kernels import CppKernel
@@ -121,7 +121,7 @@ class Stage:
     def compiling_by(self, backend: InductorBackend) -> Iterator[None]:
         with (
             mock.patch.dict(registry._BACKENDS, inductor=backend),
-            mock.patch.object(inductor_backend, "compile_together", self.promised),
+            mock.patch.object(cpp_kernels, "start_together", lambda kernels: functools.partial(self.promised, kernels)),
             config.patch(fx_graph_cache=False),
         ):
             yield

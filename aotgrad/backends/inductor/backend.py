@@ -30,7 +30,8 @@ from aotgrad.backends.generator_inputs import (
     backward_with_clones,
     forward_with_clones,
 )
-from aotgrad.backends.inductor.cpp_kernels import CppKernel, compile_together
+from aotgrad.backends.inductor.compiler_threads import compilers_run
+from aotgrad.backends.inductor.cpp_kernels import KernelBatch
 from aotgrad.backends.inductor.wrapper_code import Wrapper
 from aotgrad.backends.layers import cut_layers
 from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
@@ -44,6 +45,7 @@ from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.plan_cache.unfinished import finish_later
 from aotgrad.slots import Gradient, IntermediateBase, Primal, Saved, SlotSignature, UserOutput
 from aotgrad.telemetry.code_version import code_version
 
@@ -156,10 +158,13 @@ class InductorBackend:
     def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
         module = job.half.module
         with COMPILING:
-            if (cut := self.cut(module.graph, shared)) is not None:
-                compiled = compile_pieces(module, cut, functools.partial(self._compile_piece, job))
-            else:
-                compiled = bind_tensors(self._load_or_make(job, shared), closed_over_tensors(module))
+            with KernelBatch.collected() as batch:
+                if (cut := self.cut(module.graph, shared)) is not None:
+                    compiled = compile_pieces(module, cut, functools.partial(self._compile_piece, job, batch))
+                else:
+                    compiled = bind_tensors(self._load_or_make(job, shared, batch), closed_over_tensors(module))
+            finish = batch.start()
+            finish_later(finish) if compilers_run() else finish()
         return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
 
     def cut(self, graph: fx.Graph, shared: Shared) -> Cut | None:
@@ -168,14 +173,14 @@ class InductorBackend:
             return cut_uncompiled(graph)
         return cut_layers(graph) if self.share_layers and not shared.cudagraphs else None
 
-    def _load_or_make(self, job: Job, shared: Shared) -> Callable:
-        """A compiled graph, loaded from the store or compiled and stored."""
+    def _load_or_make(self, job: Job, shared: Shared, batch: KernelBatch) -> Callable:
+        """A compiled graph, loaded from the store or compiled and stored. Its kernels are compiled with the batch."""
         artefact = None if self.artefacts is None or shared.cudagraphs else self.artefacts(job.half, job.text)
         compiled = None if artefact is None else self._load(artefact, job)
         if compiled is None:
             compiled = self._make(job, shared)
-            if artefact is not None and (content := serialize(compiled)) is not None:
-                artefact.write(content)
+            if artefact is not None:
+                batch.then.append(functools.partial(store_graph, compiled, artefact))
         return compiled
 
     def _load(self, artefact: Artefact, job: Job) -> Callable | None:
@@ -183,8 +188,11 @@ class InductorBackend:
         if content is None:
             return None
         try:
-            with self.configured(**job.configuration), compile_kernels_together():
-                return deserialize(content, job.role == "backward")
+            with self.configured(**job.configuration):
+                with KernelBatch.collected() as batch:
+                    compiled = deserialize(content, job.role == "backward")
+                batch.start()()
+                return compiled
         except Exception as error:  # whatever is wrong with it, the graph is recompiled
             artefact.failed(error)
             return None
@@ -202,17 +210,17 @@ class InductorBackend:
             # Last, since corrections look for writes at the end.
             early_writes = torch_compat.around_post_grad_passes(write_early_updates)
             over = torch_compat.inductor_writes_over(job.overwritable)
-            with compile_kernels_together(), amend_inductor(), early_writes, over:
+            with amend_inductor(), early_writes, over:
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 
-    def _compile_piece(self, job: Job, piece: fx.GraphModule) -> Callable:
+    def _compile_piece(self, job: Job, batch: KernelBatch, piece: fx.GraphModule) -> Callable:
         """Compile a piece of a half; all its results keep the traced strides."""
         settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
         inputs = map(Primal, range(len(piece.graph.find_nodes(op="placeholder"))))
         signature = SlotSignature(tuple(inputs), tuple(map(UserOutput, range(len(outputs_of(piece.graph))))))
         dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings, job.configuration)
         with torch_compat.reported_output_strides():
-            compiled = self._load_or_make(dense, Shared(False, frozenset()))
+            compiled = self._load_or_make(dense, Shared(False, frozenset()), batch)
         return bind_tensors(compiled, closed_over_tensors(piece))
 
     def cache_key(self) -> str | None:
@@ -318,9 +326,10 @@ def settings_for(graph: fx.Graph) -> dict[str, Any]:
     return {name: False for name, is_off in settings.items() if is_off}
 
 
-def compile_kernels_together() -> contextlib.AbstractContextManager[None]:
-    """Inside, Inductor's C++ kernels are compiled together, which takes a fifth of the time."""
-    return torch_compat.compile_cpp_kernels_with(compile_together, CppKernel)
+def store_graph(compiled: Callable, artefact: Artefact) -> None:
+    """Store a compiled graph, if it has a form of bytes."""
+    if (content := serialize(compiled)) is not None:
+        artefact.write(content)
 
 
 def serialize(compiled: Any) -> bytes | None:

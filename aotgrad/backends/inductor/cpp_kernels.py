@@ -5,19 +5,24 @@ with the functions `kernel_0`, `kernel_1` and so on. Each kernel is in its own n
 alone. Python calls the functions with an array of arguments, without a tuple.
 
     kernels = [CppKernel(("float*", "const int64_t"), '#include ...\\nextern "C" void kernel(float* out, int64_t n) {...}')]
-    compile_together(kernels)
+    start_together(kernels)()
+
+`KernelBatch` collects the kernels of several graphs. Equal ones are compiled once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.resources
 import logging
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from aotgrad import torch_compat
+from aotgrad.backends.inductor.compiler_threads import submit_to_compilers
 
 log = logging.getLogger("aotgrad.backends")
 
@@ -45,19 +50,59 @@ class CppKernel:
         return is_alone and all(map(ARGUMENT.fullmatch, self.argument_types))
 
 
-def compile_together(kernels: Sequence[CppKernel]) -> list[Callable]:
-    """The kernels as Python functions of tensors and numbers. Several compilers may run in parallel."""
+@dataclass(frozen=True)
+class KernelBatch:
+    """The kernels of some graphs, and what else is done as soon as the functions of all are there.
+
+    `places`: a namespace, the name of a function in it, and its kernel, which is there until the function is.
+    """
+
+    places: Sequence[tuple[dict[str, Any], str, CppKernel]]
+    then: list[Callable[[], None]] = field(default_factory=list)
+
+    @classmethod
+    @contextlib.contextmanager
+    def collected(cls) -> Iterator[KernelBatch]:
+        """Collects the kernels of the graphs that Inductor compiles inside."""
+        with torch_compat.collected_cpp_kernels(CppKernel) as places:
+            yield cls(places)
+
+    def start(self) -> Callable[[], None]:
+        """Start to compile; returns a function that waits, puts the functions into their places, and does the rest."""
+        kernels = list(dict.fromkeys(kernel for _, _, kernel in self.places))
+        finish = start_together(kernels)
+
+        def fill_and_go_on() -> None:
+            functions = dict(zip(kernels, finish(), strict=True))
+            for namespace, key, kernel in self.places:
+                namespace[key] = functions[kernel]
+            for each in self.then:
+                each()
+
+        return fill_and_go_on
+
+
+def start_together(kernels: Sequence[CppKernel]) -> Callable[[], list[Callable]]:
+    """Start to compile kernels; several compilers may run in parallel.
+
+    Returns:
+        A function that waits for them, and returns the kernels as Python functions of tensors and numbers.
+    """
     together = libraries([k for k, kernel in enumerate(kernels) if kernel.can_share], kernels)
     alone = {k: start_alone(kernel) for k, kernel in enumerate(kernels) if not kernel.can_share}
     started = [(positions, start_library([kernels[k] for k in positions])) for positions in together]
-    functions = {k: finish() for k, finish in alone.items()}
-    for positions, finish in started:
-        functions.update(zip(positions, finish(), strict=True))
-    return [functions[k] for k in range(len(kernels))]
+
+    def finish() -> list[Callable]:
+        functions = {k: finish_one() for k, finish_one in alone.items()}
+        for positions, finish_library in started:
+            functions.update(zip(positions, finish_library(), strict=True))
+        return [functions[k] for k in range(len(kernels))]
+
+    return finish
 
 
 def start_alone(kernel: CppKernel) -> Callable[[], Callable]:
-    return torch_compat.start_cpp_kernel(kernel.argument_types, kernel.source)
+    return torch_compat.start_cpp_kernel(kernel.argument_types, kernel.source, submit_to_compilers())
 
 
 def start_library(kernels: Sequence[CppKernel]) -> Callable[[], list[Callable]]:
@@ -65,7 +110,7 @@ def start_library(kernels: Sequence[CppKernel]) -> Callable[[], list[Callable]]:
 
     If the library does not compile, its kernels are compiled one by one.
     """
-    load = torch_compat.start_cpp_library(library_source(kernels))
+    load = torch_compat.start_cpp_library(library_source(kernels), submit_to_compilers())
 
     def finish() -> list[Callable]:
         try:

@@ -28,36 +28,36 @@ def kernel_in(module: str, path: str, name: str) -> Callable:
 
 
 @contextlib.contextmanager
-def compile_cpp_kernels_with(
-    compile_all: Callable[[list[Any]], list[Callable]], kernel: Callable[..., Any]
-) -> Iterator[None]:
-    """Inside and in this thread, `compile_all` compiles the C++ kernels of each graph that Inductor compiles.
+def collected_cpp_kernels(kernel: Callable[..., Any]) -> Iterator[list[tuple[dict[str, Any], str, Any]]]:
+    """Inside and in this thread, the C++ kernels of graphs that Inductor compiles are not compiled, but collected.
 
     Args:
-        compile_all: the kernels of a graph, as `kernel` returned them -> functions.
-        kernel: types of arguments and a source -> an object that stands for the function until it is compiled.
+        kernel: types of arguments and a source -> an object that stands for the function until that is compiled.
+
+    Yields:
+        Where the functions belong: a namespace, the name in it, and the object that `kernel` has returned.
     """
     from torch._inductor.async_compile import AsyncCompile, kernel_code_log
 
     thread, one_by_one, wait = threading.get_ident(), AsyncCompile.cpp_pybinding, AsyncCompile.wait
-    pending: list[Any] = []
+    places: list[tuple[dict[str, Any], str, Any]] = []
+    made: dict[int, Any] = {}
 
     def collect(self: AsyncCompile, argument_types: list[str], source: str) -> Any:
         if threading.get_ident() != thread:
             return one_by_one(self, argument_types, source)
         kernel_code_log.info("CPP+Bindings Kernel:\n%s", source)
-        pending.append(kernel(tuple(argument_types), source))
-        return pending[-1]
+        stand_in = kernel(tuple(argument_types), source)
+        made[id(stand_in)] = stand_in
+        return stand_in
 
-    def compile_pending(self: AsyncCompile, scope: dict[str, Any]) -> None:
+    def note(self: AsyncCompile, scope: dict[str, Any]) -> None:
         if threading.get_ident() == thread:
-            made = dict(zip(map(id, pending), compile_all(pending), strict=True))
-            scope.update({name: made[id(value)] for name, value in scope.items() if id(value) in made})
-            pending.clear()
+            places.extend((scope, name, value) for name, value in scope.items() if id(value) in made)
         wait(self, scope)
 
-    with mock.patch.multiple(AsyncCompile, cpp_pybinding=collect, wait=compile_pending):
-        yield
+    with mock.patch.multiple(AsyncCompile, cpp_pybinding=collect, wait=note):
+        yield places
 
 
 def cpp_compilers() -> int:
@@ -67,22 +67,19 @@ def cpp_compilers() -> int:
     return max(1, get_compile_threads())
 
 
-def submit_cpp() -> Callable | None:
-    """A function that hands work to another process; `None` if Inductor has no workers and compiles on demand."""
-    from torch._inductor.async_compile import AsyncCompile
+def start_cpp_kernel(argument_types: Sequence[str], source: str, submit: Callable | None) -> Callable[[], Callable]:
+    """Start to compile one C++ kernel; returns a function that waits for it.
 
-    return AsyncCompile.submit if cpp_compilers() > 1 else None
-
-
-def start_cpp_kernel(argument_types: Sequence[str], source: str) -> Callable[[], Callable]:
-    """Start to compile one C++ kernel; returns a function that waits for it."""
+    Args:
+        submit: starts some work; the method `result()` of what it returns waits. Without it, the returned function compiles.
+    """
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    return CppPythonBindingsCodeCache.load_pybinding_async(list(argument_types), source, submit_fn=submit_cpp())
+    return CppPythonBindingsCodeCache.load_pybinding_async(list(argument_types), source, submit_fn=submit)
 
 
-def start_cpp_library(source: str) -> Callable[[], types.ModuleType]:
-    """Start to compile a Python module with the function `PyInit_kernel`; returns a function that waits for it."""
+def start_cpp_library(source: str, submit: Callable | None) -> Callable[[], types.ModuleType]:
+    """Start to compile a Python module with the function `PyInit_kernel`; otherwise as `start_cpp_kernel`."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    return CppPythonBindingsCodeCache.load_async(source, submit_fn=submit_cpp())
+    return CppPythonBindingsCodeCache.load_async(source, submit_fn=submit)

@@ -8,7 +8,7 @@ from torch._inductor.utils import fresh_cache
 
 from aotgrad import torch_compat
 from aotgrad.backends.inductor import cpp_kernels
-from aotgrad.backends.inductor.cpp_kernels import CppKernel, compile_together, libraries, start_library
+from aotgrad.backends.inductor.cpp_kernels import CppKernel, libraries, start_library, start_together
 from tests.torch_compat.tracing import inductor
 
 TWICE = """
@@ -67,7 +67,7 @@ def test_what_kernels_compute_and_raise(together, threads, monkeypatch):
     if not together:
         monkeypatch.setattr(cpp_kernels, "library_source", lambda kernels: "#error none of it compiles")
     with torch_compat.inductor_config("default", compile_threads=threads):
-        twice, fill = compile_together(KERNELS)
+        twice, fill = start_together(KERNELS)()
     assert (torch_compat.library_of(twice)[1] == torch_compat.library_of(fill)[1]) is together
     x, y = torch.rand(5), torch.zeros(5)
     assert twice(x, y, 5) is None and torch.equal(y, 2 * x)

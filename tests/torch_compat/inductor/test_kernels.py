@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -13,20 +15,15 @@ from tests.torch_compat.tracing import graph_of_sin_cos, inductor
 
 
 @inductor
-def test_cpp_kernels_go_through_a_compiler_of_ours(fake_mode):
-    seen = []
-
-    def compile_all(kernels: list) -> list:
-        seen.extend(kernels)
-        return [compat.start_cpp_kernel(*kernel)() for kernel in kernels]
-
+def test_cpp_kernels_are_collected(fake_mode):
     module, fake = graph_of_sin_cos(fake_mode)
     settings = compat.inductor_graph_settings(False)
-    through = compat.compile_cpp_kernels_with(compile_all, lambda types, source: (types, source))
-    with fresh_cache(), compat.inductor_context(fake_mode, "default"), through:
+    collected = compat.collected_cpp_kernels(lambda types, source: (types, source))
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), collected as places:
         made = compat.inductor_compile(module, [fake], static_input_idxs=[], **settings)
-    ((types, source),) = seen
-    assert types == ("const float*", "float*") and "kernel(" in source
+        ((namespace, name, (types, source)),) = places
+        assert namespace[name] == (types, source) and types == ("const float*", "float*") and "kernel(" in source
+        namespace[name] = compat.start_cpp_kernel(types, source, None)()
     x = torch.rand(4)
     assert torch.equal(made([x.clone()])[0], x.sin().cos())
 
@@ -40,6 +37,16 @@ def test_cpp_libraries_are_modules(threads):
     PyMODINIT_FUNC PyInit_kernel(void) { return PyModule_Create(&definition); }
     """
     with compat.inductor_config("default", compile_threads=threads):
-        assert compat.cpp_compilers() == threads and (compat.submit_cpp() is None) is (threads == 1)
-        module = compat.start_cpp_library(f"{source}// {threads}")()
+        assert compat.cpp_compilers() == threads
+        module = compat.start_cpp_library(f"{source}// {threads}", Promise if threads > 1 else None)()
     assert isinstance(module, types.ModuleType)
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Does work when its result is asked for."""
+
+    work: Callable[[], None]
+
+    def result(self) -> None:
+        self.work()
