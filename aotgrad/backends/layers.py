@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.pieces import Cut, NodeGroup, Piece, copy_with_sizes, value_key
+from aotgrad.backends.pieces import Cut, NodeGroup, Piece, copy_with_sizes, group_key, results_of_groups, value_key
 from aotgrad.graph import op_table
 from aotgrad.graph.equality import call_key
 from aotgrad.graph.geometry import bytes_of_value
@@ -33,6 +33,12 @@ LEAST = 8
 
 ENOUGH_WORK = 60
 """From so much on, the layers of a piece take much longer than the call of it; smaller ones share a piece. See `work_of`."""
+
+LEAST_OF_PART = 64
+"""The fewest nodes of a part of a block: ops of different parts do not fuse."""
+
+SHARE_OF_UNREAD = 0.25
+"""The most bytes that a piece writes for nobody, as a share of its results, to be equal to another one."""
 
 BYTES_LIKE_AN_OP = 2**14
 """So many bytes of results take as long as the call of an op."""
@@ -120,17 +126,39 @@ class Layers:
         again = (computed_again(ops, k, home, readers) for k, ops in enumerate(own))
         groups = [sorted(again_of.union(ops), key=place.__getitem__) for ops, again_of in zip(own, again, strict=True)]
         write_early(reversed(writes_at_end(self.graph)), groups, home)
-        return Cut.of(self.graph, [NodeGroup(nodes, is_compiled=k > 0) for k, nodes in enumerate(groups) if nodes])
+        cut = [NodeGroup(nodes, is_compiled=k > 0) for k, nodes in enumerate(groups) if nodes]
+        return Cut.of(self.graph, with_equal_results(self.graph, cut))
 
-    def borders(self, repeat: Repeat) -> range:
-        """Where the blocks of a repeat begin and end: where the fewest bytes flow from one to the next. Empty: nowhere."""
+    def borders(self, repeat: Repeat) -> list[int]:
+        """Where the blocks of a repeat begin and end: where the fewest bytes flow from one to the next. Empty: nowhere.
+
+        A block may be several layers that differ, so it is cut inside, too, where as few bytes flow.
+        """
         starts = range(repeat.start, repeat.start + repeat.slack + 1)
         least, start = min((self.bytes_across(start + repeat.period, repeat.period), start) for start in starts)
         if math.isinf(least):
-            return range(0)
-        work = sum(map(work_of, self.ops[repeat.start : repeat.start + repeat.period]))
-        size = min(math.ceil(ENOUGH_WORK / work), repeat.count) * repeat.period
-        return range(start, start + repeat.count * repeat.period + 1, size)
+            return []
+        size = math.ceil(ENOUGH_WORK / self.work_between(start, start + repeat.period))
+        if size > 1:
+            size = min(size, repeat.count) * repeat.period
+            return list(range(start, start + repeat.count * repeat.period + 1, size))
+        parts = [start, *self.inner_borders(start, start + repeat.period, least)]
+        return [border for part in parts for border in same_places(part, repeat)]
+
+    def inner_borders(self, start: int, stop: int, least: float) -> list[int]:
+        """Where a block is cut inside: across each border, no more bytes flow than out of the block."""
+        places = range(start + LEAST_OF_PART, stop - LEAST_OF_PART + 1)
+        middle = (start + stop) / 2
+        inside = [place for place in places if self.bytes_across(place, stop - start) <= least]
+        works = {place: min(self.work_between(start, place), self.work_between(place, stop)) for place in inside}
+        enough = [place for place, work in works.items() if work >= ENOUGH_WORK]
+        if not enough:
+            return []
+        place = min(enough, key=lambda place: abs(place - middle))
+        return [*self.inner_borders(start, place, least), place, *self.inner_borders(place, stop, least)]
+
+    def work_between(self, start: int, stop: int) -> float:
+        return sum(map(work_of, self.ops[start:stop]))
 
     def bytes_across(self, border: int, period: int) -> float:
         """The bytes that flow across the border of two blocks; infinite if an op and its items would be apart."""
@@ -139,6 +167,30 @@ class Layers:
         if any(op_table.is_tuple_value(op) for op in crossing):
             return math.inf
         return sum(bytes_of_value(op) for op in {memory_owner(op) for op in crossing})
+
+
+def same_places(border: int, repeat: Repeat) -> range:
+    """The places of a border in all blocks of a repeat, and in the parts of a block around them that are equal, too."""
+    first = repeat.start + (border - repeat.start) % repeat.period
+    return range(first, repeat.stop + 1, repeat.period)
+
+
+def with_equal_results(graph: fx.Graph, groups: Sequence[NodeGroup]) -> list[NodeGroup]:
+    """Groups of which those that compute the same return the same, too: what is read of any of them.
+
+    Not the same values are saved of all layers: one may be computed from what is saved of the next layer. A group does not
+    return others' results if they are a large part of its own.
+    """
+    wanted: dict[Hashable, set[int]] = {}
+    bodies = [group_key(graph, group) for group in groups]
+    for body, group, results in zip(bodies, groups, results_of_groups(graph, groups), strict=True):
+        wanted.setdefault(body, set()).update(map(group.nodes.index, results))
+    found = []
+    for body, group, results in zip(bodies, groups, results_of_groups(graph, groups), strict=True):
+        unread = [group.nodes[k] for k in sorted(wanted[body]) if group.nodes[k] not in results]
+        is_much = sum(map(bytes_of_value, unread)) > SHARE_OF_UNREAD * sum(map(bytes_of_value, results))
+        found.append(group if is_much else replace(group, unread=frozenset(unread)))
+    return found
 
 
 def is_layer(ops: Sequence[fx.Node], repeat: Repeat) -> bool:

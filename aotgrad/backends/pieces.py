@@ -34,20 +34,24 @@ from aotgrad.telemetry.counters import counters
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of a graph that run together, compiled or op by op."""
+    """Nodes of a graph that run together, compiled or op by op. They return what is read later, and `unread`."""
 
     nodes: Sequence[fx.Node]
     is_compiled: bool = True
+    unread: frozenset[fx.Node] = frozenset()
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A subgraph, the names of the values that it reads and makes, and of those that it reads last."""
+    """A subgraph, the names of the values that it reads and makes, and of those that it reads last.
+
+    What it makes and nobody reads has no name.
+    """
 
     graph: fx.Graph
     is_compiled: bool
     reads: tuple[str, ...]
-    makes: tuple[str, ...]
+    makes: tuple[str | None, ...]
     last_reads: tuple[str, ...]
     key: Hashable
 
@@ -62,21 +66,37 @@ class Cut:
 
     @classmethod
     def of(cls, graph: fx.Graph, groups: Sequence[NodeGroup]) -> Cut:
-        maker: dict[fx.Node, int] = {}
-        for k, group in enumerate(groups):
-            for node in group.nodes:
-                maker.setdefault(node, k)
         read_later = set(output_node(graph).all_input_nodes)
         pieces: list[Piece] = []
-        for k, group in reversed(list(enumerate(groups))):
-            makes = [node for node in group.nodes if maker[node] == k and node in read_later]
+        for group, results in reversed(list(zip(groups, results_of_groups(graph, groups), strict=True))):
+            makes = [node for node in group.nodes if node in group.unread or node in results]
             reads = values_read(graph, group.nodes)
             piece = piece_of(graph, reads, group.nodes, makes)
             last = names_of(node for node in reads if node not in read_later)
+            names = tuple(node.name if node in results else None for node in makes)
             key = (group.is_compiled, *piece_key(piece))
-            pieces.append(Piece(piece, group.is_compiled, names_of(reads), names_of(makes), last, key))
+            pieces.append(Piece(piece, group.is_compiled, names_of(reads), names, last, key))
             read_later.update(reads)
         return cls(names_of(graph.find_nodes(op="placeholder")), tuple(reversed(pieces)), tuple(outputs_of(graph)))
+
+
+def results_of_groups(graph: fx.Graph, groups: Sequence[NodeGroup]) -> list[list[fx.Node]]:
+    """The values of each group that later ones or the graph's output read, if no earlier group has made them."""
+    maker: dict[fx.Node, int] = {}
+    for k, group in enumerate(groups):
+        for node in group.nodes:
+            maker.setdefault(node, k)
+    read_later = set(output_node(graph).all_input_nodes)
+    results: list[list[fx.Node]] = []
+    for k, group in reversed(list(enumerate(groups))):
+        results.append([node for node in group.nodes if maker[node] == k and node in read_later])
+        read_later.update(values_read(graph, group.nodes))
+    return results[::-1]
+
+
+def group_key(graph: fx.Graph, group: NodeGroup) -> Hashable:
+    """Equal for groups that compute the same, whatever they return."""
+    return group.is_compiled, *piece_key(piece_of(graph, values_read(graph, group.nodes), group.nodes, ()))
 
 
 def copy_with_sizes(graph: fx.Graph) -> fx.Graph:
@@ -165,9 +185,9 @@ def compile_pieces(module: fx.GraphModule, cut: Cut, compile_piece: Callable[[fx
 def caller_of(cut: Cut, calls: Sequence[Callable]) -> BoxedCallable:
     """A function that calls the pieces of a cut one after the other. Each value is a variable until it is read last."""
     names = itertools.chain(cut.inputs, *(piece.makes for piece in cut.pieces))
-    variable = {name: f"value_{k}" for k, name in enumerate(names)}
+    variable = {name: f"value_{k}" for k, name in enumerate(names)} | {None: "unread"}
 
-    def variables(names: Iterable[str]) -> str:
+    def variables(names: Iterable[str | None]) -> str:
         return "".join(f"{variable[name]}, " for name in names)
 
     lines = [f"{variables(cut.inputs)}= args" if cut.inputs else "", "args.clear()"]
@@ -175,6 +195,7 @@ def caller_of(cut: Cut, calls: Sequence[Callable]) -> BoxedCallable:
         lines.append(f"given = [{variables(piece.reads)}]")
         lines.append(f"del {variables(piece.last_reads)}" if piece.last_reads else "")
         lines.append(f"{variables(piece.makes)}= call_{k}(given)" if piece.makes else f"call_{k}(given)")
+        lines.append("del unread" if None in piece.makes else "")
     results = [variable[each.name] if isinstance(each, fx.Node) else f"result_{k}" for k, each in enumerate(cut.results)]
     lines.append(f"return ({''.join(f'{result}, ' for result in results)})")
     constants = {f"result_{k}": each for k, each in enumerate(cut.results) if not isinstance(each, fx.Node)}

@@ -10,7 +10,7 @@ import torch.fx as fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotgrad.backends.boxed_code import boxed_code
-from aotgrad.backends.layers import Layers, cut_layers
+from aotgrad.backends.layers import LEAST_OF_PART, Layers, cut_layers
 from aotgrad.backends.pieces import Cut, Piece, compile_pieces, copy_with_sizes
 
 LAYERS = 12
@@ -64,6 +64,61 @@ def test_small_layers_share_a_piece_and_one_value_flows_between_them() -> None:
 
 def test_large_layers_have_a_piece_each() -> None:
     assert len(pieces_of_layers(traced(residual, torch.randn(5000, 6), *WEIGHTS))) == LAYERS
+
+
+def saving(always: bool) -> Callable:
+    """A residual stream that returns a value of every second layer, as a forward whose backward needs it.
+
+    `always`: others are returned of all layers.
+    """
+
+    def function(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        saved = []
+        for k, weight in enumerate(weights):
+            inside = torch.nn.functional.layer_norm(x, (6,)).mm(weight).relu()
+            outside = (inside.sin() * inside.cos()).sigmoid().mm(weight)
+            x = x + outside.tanh()
+            saved += [outside.neg(), outside.exp(), outside.abs()] if always else []
+            saved += [inside] if k % 2 else []
+        return x.sum(), *saved
+
+    return function
+
+
+def test_layers_that_return_other_values_are_equal() -> None:
+    function, x, weights = saving(always=True), torch.randn(5000, 6), WEIGHTS[:LAYERS]
+    module = traced(function, x, *weights)
+    assert len(pieces_of_layers(module)) == LAYERS
+    cut = cut_layers(module.graph)
+    assert cut is not None and any(None in piece.makes for piece in cut.pieces)
+    results, _ = run(module, cut, x, *weights)
+    torch.testing.assert_close(tuple(results), function(x, *weights), rtol=0, atol=0)
+
+
+def test_layers_that_would_return_much_for_nobody_are_not_made_equal() -> None:
+    module = traced(saving(always=False), torch.randn(5000, 6), *WEIGHTS[:LAYERS])
+    cut = cut_layers(module.graph)
+    assert cut is not None and not any(None in piece.makes for piece in cut.pieces)
+
+
+def two_kinds_of_layers(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor]:
+    """A block of two layers that differ, each with more ops than a part must have; the last layer has no other half."""
+    for k, weight in enumerate(weights):
+        function = torch.sin if k % 2 else torch.cos
+        for _ in range(LEAST_OF_PART // 2):
+            x = function(x.mm(weight))
+    return (x.sum(),)
+
+
+def test_a_block_of_layers_that_differ_is_cut_between_them() -> None:
+    x, weights = torch.randn(5000, 6), WEIGHTS[:5]
+    module = traced(two_kinds_of_layers, x, *weights)
+    cut = cut_layers(module.graph)
+    assert cut is not None
+    keys = [piece.key for piece in cut.pieces]
+    assert sorted(keys.count(key) for key in set(keys)) == [1, 2, 3]
+    results, _ = run(module, cut, x, *weights)
+    torch.testing.assert_close(tuple(results), two_kinds_of_layers(x, *weights), rtol=0, atol=0)
 
 
 def test_layers_of_other_sizes_are_not_equal() -> None:

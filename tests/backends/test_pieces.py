@@ -67,6 +67,31 @@ def test_a_constant_is_a_result() -> None:
     assert (first, last) == (None, 3) and torch.equal(found, torch.ones(2).sin())
 
 
+def test_what_nobody_reads_is_freed_at_once() -> None:
+    module = traced(lambda x: (x.sin().cos().exp(),), torch.ones(3))
+    graph = copy_with_sizes(module.graph)
+    sin, cos, exp = (node for node in graph.nodes if node.op == "call_function")
+    cut = Cut.of(graph, [NodeGroup([sin, cos], unread=frozenset([sin])), NodeGroup([exp])])
+    assert [piece.makes for piece in cut.pieces] == [(None, "cos"), ("exp",)]
+    results: list[weakref.ref] = []
+    alive: list[list[bool]] = []
+
+    def compile(piece: fx.GraphModule):
+        run = boxed_code(piece)
+
+        def watched(args: list):
+            alive.append([each() is not None for each in results])
+            found = run(args)
+            results.extend(map(weakref.ref, found))
+            return found
+
+        return watched
+
+    x = torch.randn(3)
+    torch.testing.assert_close(compile_pieces(module, cut, compile)([x]), (x.sin().cos().exp(),), rtol=0, atol=0)
+    assert alive == [[], [False, True]]
+
+
 @pytest.mark.parametrize("y", [torch.ones(3, 2), torch.ones(2, 2).double(), torch.ones(2, 2).t()[:, :1].expand(2, 2)])
 def test_inputs_of_another_kind_make_another_piece(y: torch.Tensor) -> None:
     module = traced(lambda x, y: (x.sin(), y.sin()), torch.ones(2, 2), y)
