@@ -6,6 +6,7 @@ trace and the module path of the forward op that it differentiates.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import functools
 import itertools
@@ -15,10 +16,10 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.graph.autograd_nodes import autograd_nodes
 from aotgrad.graph.kept_calls import MARK, KeptCall
 from aotgrad.ir import OpenTrace
 from aotgrad.joint.effects import LastNode
-from aotgrad.joint.segments import autograd_nodes
 
 NO_SEGMENTS: Mapping[Any, int] = {}
 
@@ -79,8 +80,9 @@ def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def kept_call_of(trace: OpenTrace, node: Any) -> KeptCall | None:
-    """The call of a kept function that made an autograd node."""
-    return next((call for call in trace.kept_calls if call.holds(node)), None)
+    """The call of a kept function that made an autograd node. The calls are in the order of the nodes that they made."""
+    position = bisect.bisect(trace.kept_calls, torch_compat.node_sequence_nr(node), key=lambda call: call.first)
+    return call if position and (call := trace.kept_calls[position - 1]).holds(node) else None
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from torch.autograd.graph import GradientEdge
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
+from aotgrad.graph.autograd_nodes import autograd_nodes
 from aotgrad.graph.collectives import RunsBetween
 from aotgrad.ir import (
     BackwardSegment,
@@ -63,7 +64,6 @@ from aotgrad.joint.segments import (
     Edge,
     ExternalView,
     Segmentation,
-    autograd_nodes,
     ends_without_inputs,
     external_views_by_edge,
     find_segments,

@@ -10,8 +10,8 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedMutationError
+from aotgrad.graph.autograd_nodes import autograd_nodes
 from aotgrad.joint.effects import LastNode
-from aotgrad.joint.segments import autograd_nodes
 from aotgrad.slots import Gradient, Primal
 
 OVERWRITTEN = "modified by an inplace operation"

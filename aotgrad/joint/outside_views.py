@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.graph.autograd_nodes import autograd_nodes
 from aotgrad.ir import (
     GRAPH_OUTPUTS,
     Capture,
@@ -21,7 +22,7 @@ from aotgrad.ir import (
     SymOutput,
     ViewAndMutationMeta,
 )
-from aotgrad.joint.segments import Edge, autograd_nodes
+from aotgrad.joint.segments import Edge
 from aotgrad.slots import ForwardResult, OldInput, ReturnedView, ReturnedWrapper, UpdatedInput, UserOutput
 from aotgrad.subclasses.passages import takes_result_apart
 

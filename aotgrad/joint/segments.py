@@ -350,18 +350,6 @@ def all_edges_of(node: Any) -> list[Edge]:
     return [(*edge, *own) for edge in node.next_functions]
 
 
-def autograd_nodes(roots: Iterable[torch.Tensor]) -> list[Any]:
-    """All autograd nodes that a backward from `roots` can visit."""
-    stack = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen = dict.fromkeys(stack)
-    while stack:
-        for parent, _ in stack.pop().next_functions:
-            if parent is not None and parent not in seen:
-                seen[parent] = None
-                stack.append(parent)
-    return list(seen)
-
-
 def visited_nodes(
     roots: Iterable[Any],
     inputs: Mapping[Edge, Primal],

@@ -14,11 +14,12 @@ arguments and result, more than one tangent enters its backward, or autocast cas
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch.fx as fx
 
 from aotgrad.graph import op_table
+from aotgrad.graph.dependents import dependents_of
 from aotgrad.graph.kept_calls import MARK, KeptCall
 from aotgrad.ir import JointGraph
 from aotgrad.passes.common_subexpressions import CommonSubexpressionElimination
@@ -60,13 +61,3 @@ def keep_calls(joint: JointGraph, calls: Sequence[KeptCall]) -> JointGraph:
 def is_of_second_run(node: fx.Node) -> bool:
     """Whether a checkpoint computes the node a second time, for the backward."""
     return bool(node.meta.get("autograd_backward")) and node.meta.get("ac_graph_id") is not None
-
-
-def dependents_of(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes, and what depends on them."""
-    found, left = set[fx.Node](), list(nodes)
-    while left:
-        if (node := left.pop()) not in found:
-            found.add(node)
-            left += node.users
-    return found

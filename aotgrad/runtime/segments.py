@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch.fx as fx
 
+from aotgrad.graph.dependents import dependents_of
 from aotgrad.graph.ends import output_node
 from aotgrad.ir import BackwardSegment, GraphHalf
 from aotgrad.runtime.variants import needed_inputs, remove_dead_code
@@ -45,10 +46,7 @@ def segment_half(backward: GraphHalf, segment: BackwardSegment, number: int) -> 
 
 def erase_dependents(graph: fx.Graph, sources: Sequence[fx.Node]) -> None:
     """Erase what is computed from `sources`, also checks, which dead-code elimination would leave."""
-    dependents = set(sources)
-    for node in graph.nodes:
-        if node.op != "output" and not dependents.isdisjoint(node.all_input_nodes):
-            dependents.add(node)
+    dependents = dependents_of(sources)
     for node in reversed(graph.nodes):
         if node in dependents and node.op != "placeholder":
             graph.erase_node(node)

@@ -24,9 +24,9 @@ import torch.utils._pytree as pytree
 from aotgrad import passes, torch_compat
 from aotgrad.capture import repeats
 from aotgrad.errors import CaptureError
+from aotgrad.graph.autograd_nodes import autograd_nodes
 from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias
-from aotgrad.joint.segments import autograd_nodes
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import AmbientState

@@ -27,9 +27,9 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.graph import op_table
+from aotgrad.graph.autograd_nodes import autograd_nodes
 from aotgrad.graph.geometry import Geometry
 from aotgrad.ir import AliasOfIntermediate
-from aotgrad.joint.segments import autograd_nodes
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.entry import NoPlan, NotCompiled

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
 from aotgrad import torch_compat
-from aotgrad.joint.segments import autograd_nodes
+from aotgrad.graph.autograd_nodes import autograd_nodes
 from aotgrad.telemetry.observer import record_stages
 from tests.device import new_generator
 
