@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -338,6 +338,8 @@ class OpenTrace(Protocol):
     def active(self) -> AbstractContextManager: ...
 
     def watched_draws_of_backward(self) -> AbstractContextManager[None]: ...
+
+    def noting_gradients(self, roots: Iterable[torch.Tensor]) -> AbstractContextManager[None]: ...
 
     def add_placeholder(self, name: str, like: torch.Tensor) -> torch.Tensor: ...
 

@@ -11,10 +11,11 @@ from aotgrad.backends.base import make_boxed_compiler, make_boxed_func
 from aotgrad.backends.eager import nop
 from aotgrad.backends.kit import Backend, FunctionBackend, GraphInput, GraphOutput, graph_outputs
 from aotgrad.backends.registry import get, names, register, register_backend
-from aotgrad.graph.kept_calls import KeptBackward
+from aotgrad.graph.kept_calls import CallArgument, KeptBackward
 
 __all__ = [
     "Backend",
+    "CallArgument",
     "FunctionBackend",
     "GraphInput",
     "GraphOutput",

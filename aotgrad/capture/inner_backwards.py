@@ -16,11 +16,11 @@ from aotgrad import torch_compat
 
 
 class InnerBackward:
-    """One run of the engine. `gradients`: the nodes of gradients, at first those that it starts from."""
+    """One run of the engine. `starts`: the gradients that it starts from; `gradients`: these, and those that it computes."""
 
-    def __init__(self, number: int, gradients: Collection[fx.Node]) -> None:
-        self.number = number
-        self.gradients = set(gradients)
+    def __init__(self, number: int, starts: Collection[fx.Node]) -> None:
+        self.number, self.starts = number, frozenset(starts)
+        self.gradients = set(starts)
 
     def mark(self, node: fx.Node, is_rerun: bool) -> None:
         """Mark a node that the run has recorded. `is_rerun`: a checkpointed region runs a second time."""

@@ -3,13 +3,19 @@
     y = F.linear(x, w)      KeptCall(F.linear, (primals_1, primals_2)); its nodes are marked: t, mm
 
 A call inside of another one belongs to it. A call is not noted if its arguments are not all values of the trace or
-constants, if it changes one of them, or if a result is a view of one: then the graph has its ops.
+constants, if it changes one of them, or if a result is a view of one: then the graph has its ops. Nor is a call that a
+backward makes.
+
+While a backward runs, that of the function or one inside of it, what it records for a noted call is marked, too.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -20,7 +26,8 @@ from torch.fx.node import base_types
 from aotgrad import torch_compat
 from aotgrad.capture.recorder import Recorder
 from aotgrad.errors import BackendError, CaptureError
-from aotgrad.graph.kept_calls import KeptCall, also_named
+from aotgrad.graph.autograd_nodes import autograd_nodes
+from aotgrad.graph.kept_calls import KeptCall, NotedGradients, Run, also_named
 
 log = logging.getLogger("aotgrad.backends.kept")
 
@@ -28,7 +35,9 @@ log = logging.getLogger("aotgrad.backends.kept")
 class Nodes(Protocol):
     """The trace: its recorder, and the nodes of live values."""
 
-    recorder: Recorder
+    @property
+    def recorder(self) -> Recorder: ...
+
     kept_calls: list[KeptCall]
 
     def node_of(self, value: Any) -> fx.Node: ...
@@ -74,12 +83,12 @@ class KeptCalls:
             except (CaptureError, TypeError):
                 return None
             nodes.append(node)
-            if isinstance(leaf, torch.Tensor):
-                name = place_in_call(path)
+            name = place_in_call(path)
+            if isinstance(node, fx.Node):
                 names[node] = also_named(names.get(node), name)
-                if leaf.requires_grad:
-                    edge = torch_compat.gradient_edge(leaf)
-                    edges[edge] = also_named(edges.get(edge), name)
+            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+                edge = torch_compat.gradient_edge(leaf)
+                edges[edge] = also_named(edges.get(edge), name)
         args, kwargs = pytree.tree_unflatten(nodes, spec)
         kinds = {leaf.device.type for _, leaf in leaves if isinstance(leaf, torch.Tensor)}
         casts = any(map(torch.is_autocast_enabled, kinds))
@@ -117,6 +126,52 @@ class KeptCalls:
         kept.results = tuple(map(self.trace.node_of, results))
         kept.returns_list = isinstance(result, (tuple, list))
         return len(set(kept.results)) == len(kept.results)
+
+
+@contextlib.contextmanager
+def noted_gradients(
+    trace: Nodes, roots: Iterable[torch.Tensor], run: Run, starts: frozenset[fx.Node] = frozenset()
+) -> Iterator[None]:
+    """Inside, a backward from `roots` runs: mark what it records for kept calls, and note the gradients that leave these.
+
+    Sums of the engine, which follow, belong to no call. `starts`: see `NotedGradients`.
+    """
+    outer, handles = trace.recorder.kept, []
+    for node in autograd_nodes(roots) if trace.kept_calls else ():
+        if (call := call_of(trace.kept_calls, node)) is not None:
+            noting = NotingGradients(trace, call, node, call.gradients.setdefault(run, NotedGradients(starts)))
+            handles += (node.register_prehook(noting.begin), node.register_hook(noting.end))
+    try:
+        yield
+    finally:
+        trace.recorder.kept = outer
+        for handle in handles:
+            handle.remove()
+
+
+def call_of(calls: Sequence[KeptCall], node: Any) -> KeptCall | None:
+    """The call that made an autograd node. The calls are in the order of the nodes that they made."""
+    position = bisect.bisect(calls, torch_compat.node_sequence_nr(node), key=lambda call: call.first)
+    return call if position and (call := calls[position - 1]).holds(node) else None
+
+
+@dataclass(frozen=True)
+class NotingGradients:
+    """The hooks of an autograd node of a kept call."""
+
+    trace: Nodes
+    call: KeptCall
+    node: Any
+    noted: NotedGradients
+
+    def begin(self, _: tuple) -> None:
+        self.trace.recorder.kept = self.call
+
+    def end(self, gradients: tuple, _: tuple) -> None:
+        for k, (gradient, edge) in enumerate(zip(gradients, self.node.next_functions, strict=True)):
+            if gradient is not None and (name := self.call.name_behind(edge)) is not None:
+                self.noted.found[self.node, k] = (name, self.trace.node_of(gradient))
+        self.trace.recorder.kept = None
 
 
 def place_in_call(path: tuple) -> str:

@@ -55,7 +55,7 @@ class Recorder(PythonKeyTracer):
     """Records nodes into `graph`, with `meta["stack_trace"]` and `meta["seq_nr"]`.
 
     `region`: the number of the checkpointed region that runs, if one does. `backward`: the `backward()` that the
-    function runs, if it does. `kept`: the call of a kept function that runs, if one does.
+    function runs, if it does. `kept`: the call of a kept function that runs, or whose gradients are computed.
     """
 
     def __init__(self) -> None:
@@ -91,8 +91,8 @@ class Recorder(PythonKeyTracer):
             self._record_origin(node)
             if self.backward is not None:
                 self.backward.mark(node, is_rerun=self.region is not None)
-            if self.kept is not None:
-                node.meta[MARK] = self.kept
+        if self.kept is not None:
+            node.meta[MARK] = self.kept
         if self.region is not None:
             torch_compat.tag_recomputed(node, self.region)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from aotgrad.capture.generator import WatchedGenerators
 from aotgrad.capture.hooks import HookRecords, held_by, take_hooks, take_hooks_of_views
 from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.inner_backwards import InnerBackward
-from aotgrad.capture.kept_calls import KeptCalls
+from aotgrad.capture.kept_calls import KeptCalls, noted_gradients
 from aotgrad.capture.literals import SymbolicLiterals
 from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, rerun_context
@@ -139,16 +139,23 @@ class Trace:
         return functools.partial(self.rerun, region), stack.close
 
     @contextlib.contextmanager
-    def inner_backward(self, gradients: Any) -> Iterator[None]:
-        """Inside, the function runs a backward from these gradients. A trace within this one has its own."""
+    def inner_backward(self, outputs: Any, gradients: Any) -> Iterator[None]:
+        """Inside, the function runs a backward of outputs from these gradients. A trace within this one has its own."""
         traced = (each for each in torch_compat.with_parts(gradients or ()) if torch_compat.any_functional([each]))
         nodes = (torch_compat.proxy_node(torch_compat.from_functional(each), self.recorder) for each in traced)
         outer = self.recorder.backward
-        self.recorder.backward = InnerBackward(next(self._backwards), [node for node in nodes if node is not None])
+        run = InnerBackward(next(self._backwards), [node for node in nodes if node is not None])
+        self.recorder.backward = run
         try:
-            yield
+            roots = [each for each in outputs if isinstance(each, torch.Tensor)]
+            with noted_gradients(self, roots, run.number, run.starts):
+                yield
         finally:
             self.recorder.backward = outer
+
+    def noting_gradients(self, roots: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager[None]:
+        """Inside, the backward of the function runs: its nodes are marked for kept calls, and their gradients noted."""
+        return noted_gradients(self, roots, None)
 
     @contextlib.contextmanager
     def recording(self, region: CheckpointedRegion) -> Iterator[None]:

@@ -8,17 +8,34 @@ A trace notes each call as a `KeptCall` and marks the nodes that it consists of;
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph import op_table
 from aotgrad.graph.lazy_module import LazyGraphModule
 
 MARK = "kept"
 """The key in `meta` of the call that a node is part of, from the trace until the calls are folded."""
+
+Run = int | None
+"""A backward: the number of one that the function itself runs, or `None` for the backward of the function."""
+
+
+@dataclass(eq=False)
+class NotedGradients:
+    """What one backward computes for a kept call.
+
+    Attributes:
+        starts: the gradients that the backward starts from, if the function runs it.
+        found: by autograd node and position of its input: the place of the tensor and the node of its gradient.
+    """
+
+    starts: frozenset[fx.Node] = frozenset()
+    found: dict[tuple[Any, int], tuple[str, fx.Node]] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -27,14 +44,13 @@ class KeptCall:
 
     Attributes:
         args, kwargs: as the user wrote them, with nodes in place of tensors and symbolic numbers.
-        names: where each tensor is among them: node -> `"args[0]"`.
+        names: where each tensor and symbolic number is among them: node -> `"args[0]"`.
         edges: where the gradients of these tensors arrive -> where the tensors are.
         first, last: the sequence number of the next autograd node when the call began and ended.
         casts: autocast was on.
         results: the nodes of what it returned.
         returns_list: it returned a tuple or list of tensors.
-        gradients: what the backward's trace found, by autograd node and position of its input: the place of the tensor and
-            the node of the gradient.
+        gradients: what the traces of backwards found.
     """
 
     function: Any
@@ -47,11 +63,14 @@ class KeptCall:
     last: int = 0
     results: tuple[fx.Node, ...] = ()
     returns_list: bool = False
-    gradients: dict[tuple[Any, int], tuple[str, fx.Node]] = field(default_factory=dict)
+    gradients: dict[Run, NotedGradients] = field(default_factory=dict)
 
     def holds(self, node: Any) -> bool:
         """Whether the call made an autograd node."""
         return self.first <= torch_compat.node_sequence_nr(node) < self.last
+
+    def noted_gradients(self) -> Iterator[fx.Node]:
+        return (node for noted in self.gradients.values() for _, node in noted.found.values())
 
     def name_behind(self, edge: tuple[Any, int]) -> str | None:
         """Where the tensor is whose gradient an edge of the autograd graph leads to, also through a cast of autocast."""
@@ -62,6 +81,16 @@ class KeptCall:
 
 
 @dataclass(frozen=True)
+class CallArgument:
+    """A tensor or symbolic number among the arguments of a kept call. `name`: as in `KeptBackward.inputs`, `"args[0]"`."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
 class KeptBackward:
     """The target of a node that computes the gradients of a kept call. Calling it runs `graph`, which returns a tuple.
 
@@ -72,12 +101,16 @@ class KeptBackward:
             `"result[1]"` of several), `"size"` or `"constant"`.
         outputs: whose gradient each output is. If two have one name, their sum is the gradient; a tensor that was passed
             twice has two names, `"args[0], args[1]"`.
+        args, kwargs: of the call, with a `CallArgument` in place of each tensor and each symbolic number. Such numbers are
+            always among the inputs.
     """
 
     function: Any
     graph: fx.GraphModule
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def __name__(self) -> str:
@@ -96,12 +129,16 @@ class KeptBackward:
         graph.output(tuple(returned[k] for k in wanted))
         graph.eliminate_dead_code()
         placeholders = graph.find_nodes(op="placeholder")
-        needed = [k for k, node in enumerate(placeholders) if node.users]
-        for node in placeholders:
-            if not node.users:
+        needed = [k for k, node in enumerate(placeholders) if node.users or self.takes_number(k, node)]
+        for k, node in enumerate(placeholders):
+            if k not in needed:
                 graph.erase_node(node)
         inputs, outputs = (tuple(names[k] for k in some) for names, some in ((self.inputs, needed), (self.outputs, wanted)))
         return replace(self, graph=LazyGraphModule(self.graph, graph), inputs=inputs, outputs=outputs), needed
+
+    def takes_number(self, position: int, node: fx.Node) -> bool:
+        """Whether an input is a symbolic number among the arguments of the call."""
+        return op_table.is_symbolic_value(node) and self.inputs[position] not in ("size", "constant")
 
 
 def also_named(earlier: str | None, name: str) -> str:

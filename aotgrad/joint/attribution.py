@@ -6,9 +6,7 @@ trace and the module path of the forward op that it differentiates.
 
 from __future__ import annotations
 
-import bisect
 import contextlib
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -17,7 +15,6 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.graph.autograd_nodes import autograd_nodes
-from aotgrad.graph.kept_calls import MARK, KeptCall
 from aotgrad.ir import OpenTrace
 from aotgrad.joint.effects import LastNode
 
@@ -79,37 +76,6 @@ def differentiated_as_in_eager(roots: Iterable[torch.Tensor]) -> Iterator[None]:
             handle.remove()
 
 
-def kept_call_of(trace: OpenTrace, node: Any) -> KeptCall | None:
-    """The call of a kept function that made an autograd node. The calls are in the order of the nodes that they made."""
-    position = bisect.bisect(trace.kept_calls, torch_compat.node_sequence_nr(node), key=lambda call: call.first)
-    return call if position and (call := trace.kept_calls[position - 1]).holds(node) else None
-
-
-@contextlib.contextmanager
-def noted_gradients_of_calls(
-    trace: OpenTrace, roots: Iterable[torch.Tensor], segment_of: Mapping[Any, int]
-) -> Iterator[None]:
-    """While open, note the gradients that leave kept calls; sums of the engine, which follow, belong to no call."""
-    nodes = autograd_nodes(roots) if trace.kept_calls else ()
-    handles = []
-    for node in nodes:
-        if (call := kept_call_of(trace, node)) is not None:
-            origin = origin_of_backward(trace, node, segment_of.get(node))
-            handles.append(node.register_hook(functools.partial(note_gradients, trace, node, call, origin)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def note_gradients(trace: OpenTrace, node: Any, call: KeptCall, origin: dict[str, Any], gradients: tuple, _: tuple) -> None:
-    for k, (gradient, edge) in enumerate(zip(gradients, node.next_functions, strict=True)):
-        if gradient is not None and (name := call.name_behind(edge)) is not None:
-            call.gradients[node, k] = (name, trace.node_of(gradient))
-    trace.attribute_to(origin)
-
-
 def origin_of_backward(trace: OpenTrace, node: Any, segment: int | None) -> dict[str, Any]:
     origin = trace.origin_of(torch_compat.node_sequence_nr(node))
     if segment is not None:
@@ -121,8 +87,6 @@ def origin_of_backward(trace: OpenTrace, node: Any, segment: int | None) -> dict
 
 def _attribution(trace: OpenTrace, node: Any, segment: int | None, last: LastNode) -> Callable[[Any], None]:
     origin = origin_of_backward(trace, node, segment)
-    if (call := kept_call_of(trace, node)) is not None:
-        origin = {**origin, MARK: call}
 
     def attribute(_: Any) -> None:
         last.start(trace.graph, node)

@@ -42,7 +42,6 @@ from aotgrad.joint.attribution import (
     arrivals,
     attributed_to_forward,
     eager_dtypes,
-    noted_gradients_of_calls,
 )
 from aotgrad.joint.cases import OtherCases, join_cases, trace_other_cases
 from aotgrad.joint.effects import Effects, Place, storages
@@ -342,9 +341,8 @@ def _find_gradients(
     segmentation: Segmentation | None,
     effects: Effects,
 ) -> FoundGradients:
-    segment_of = NO_SEGMENTS if segmentation is None else segmentation.segment_of
-    noted = noted_gradients_of_calls(capture.trace, [result.differentiable for result in outputs], segment_of)
-    with arrivals(capture.primals) as arrived, noted:
+    roots = [result.differentiable for result in outputs]
+    with arrivals(capture.primals) as arrived, capture.trace.noting_gradients(roots):
         if _is_one_piece(segmentation) and not capture.joins and not capture.assigned:
             found = enumerate(_gradients(capture, outputs, list(tangents.values()), effects))
             gradients = {Gradient(Primal(k)): gradient for k, gradient in found}

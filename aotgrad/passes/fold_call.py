@@ -1,7 +1,8 @@
 """Replaces the nodes of a kept call by one, and those of its backward by another one.
 
 If the result is a view of a value inside of the call, others may use that value, since a returned view is made outside of
-the graph. They get a view of the result then, and the backward node gets the tangent in the sizes of the result.
+the graph. They get a view of the result then, and the backward node gets the tangent in the sizes of the result. The same
+holds for gradients that the function returns.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.graph.kept_calls import MARK, KeptBackward
+from aotgrad.graph.kept_calls import MARK, CallArgument, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.passes import rewrite
-from aotgrad.passes.parts_of_call import PartsOfCall, StaysApart
+from aotgrad.passes.backward_of_call import BackwardOfCall, StaysApart
+from aotgrad.passes.parts_of_call import PartsOfCall
 
 OWN_MEANING = ("val", "tensor_meta", "original_aten", "torch_fn", "from_node", MARK)
 """The entries of `meta` that a folded node does not take from an op that it stands for."""
@@ -35,45 +37,64 @@ class SizeOf:
 
 Sizes = list[int | SizeOf]
 
+IS_INSIDE = "others use a value between its arguments and its result"
+IS_NO_GRADIENT = "others use a value of its backward that is no gradient of an argument"
+
 
 def fold(parts: PartsOfCall, moved: dict[fx.Node, fx.Node]) -> None:
-    """Replace the nodes of a call by one, and those of its backward by another one. `moved`: results -> their new nodes.
+    """Replace the nodes of a call by one, and those of each backward by another one.
+
+    `moved`: results and gradients of calls -> their new nodes.
 
     Raises:
         StaysApart: nothing was changed.
     """
     parts.check()
-    inner = {node: size_behind(node, parts.results) for node in parts.inner_values()}
-    backward = FoldedBackward.of(parts) if parts.backward else None
+    inner = [SameMemory.of(node, parts.results, IS_INSIDE) for node in parts.inner_values()]
+    backwards = [FoldedBackward.of(parts, each) for each in parts.backwards]
+    for each in backwards:
+        inner += (SameMemory.of(node, each.outputs, IS_NO_GRADIENT) for node in each.backward.inner_values())
     results = call_as_node(parts)
-    for node, size in inner.items():
-        view = results[0]
-        if not torch_compat.known_equal(node.meta["val"].shape, view.meta["val"].shape):
-            with node.graph.inserting_before(view.next):
-                view = view_as(view, size, view)
-            copy_origin(view, node)
-        replace_outside(node, view, parts)
-    if backward is not None:
-        backward.insert(results[0])
-    for old, new in zip(parts.results, results, strict=True):
+    replaced = dict(zip(parts.results, results, strict=True))
+    for each in backwards:
+        replaced |= zip(each.outputs, each.inserted(results[0]), strict=True)
+    for each in inner:
+        replace_outside(each.value, each.view_of(replaced[each.other]), parts)
+    for old, new in replaced.items():
         replace_outside(old, new, parts)
-        moved[old] = new
+    moved.update(replaced)
 
 
 def replace_outside(old: fx.Node, new: fx.Node, parts: PartsOfCall) -> None:
     """Let others than the ops of a call read another node."""
-    old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in parts.forward and user not in parts.backward)
+    ops = parts.ops
+    old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in ops)
 
 
-def size_behind(node: fx.Node, results: Sequence[fx.Node]) -> Sizes:
-    """The sizes that make the only result of a call a value inside of it: both are the same contiguous memory.
+@dataclass(frozen=True)
+class SameMemory:
+    """A value inside of a call that is the same contiguous memory as a result or gradient. `sizes`: those of the value."""
 
-    Raises:
-        StaysApart: it is another value.
-    """
-    if len(results) != 1 or memory_owner(node) is not memory_owner(results[0]):
-        raise StaysApart("others use a value between its arguments and its result")
-    return size_of_same(node.meta["val"], results[0].meta["val"])
+    value: fx.Node
+    other: fx.Node
+    sizes: Sizes
+
+    @classmethod
+    def of(cls, value: fx.Node, others: Sequence[fx.Node], otherwise: str) -> SameMemory:
+        """Raises StaysApart: it is another value than all of `others`; `otherwise` says what that means."""
+        for other in others:
+            if memory_owner(value) is memory_owner(other):
+                return cls(value, other, size_of_same(value.meta["val"], other.meta["val"]))
+        raise StaysApart(otherwise)
+
+    def view_of(self, node: fx.Node) -> fx.Node:
+        """The value as a view of a node that replaces `other`."""
+        if torch_compat.known_equal(self.value.meta["val"].shape, node.meta["val"].shape):
+            return node
+        with node.graph.inserting_before(node.next):
+            view = view_as(node, self.sizes, node)
+        copy_origin(view, self.value)
+        return view
 
 
 def size_of_same(value: torch.Tensor, other: torch.Tensor) -> Sizes:
@@ -84,7 +105,8 @@ def size_of_same(value: torch.Tensor, other: torch.Tensor) -> Sizes:
     """
     sizes = sizes_like(value, other)
     is_whole = all(each.layout is torch.strided and each.is_contiguous() for each in (value, other))
-    if not is_whole or sizes.count(-1) > 1 or not torch_compat.known_equal((value.numel(),), (other.numel(),)):
+    places = [(each.numel(), each.storage_offset()) for each in (value, other)]
+    if not is_whole or sizes.count(-1) > 1 or not torch_compat.known_equal(*places):
         raise StaysApart("others use a value between its arguments and its result, in another layout")
     return sizes
 
@@ -116,8 +138,9 @@ def view_as(node: fx.Node, sizes: Sizes, of: fx.Node) -> fx.Node:
 
 def call_as_node(parts: PartsOfCall) -> list[fx.Node]:
     """The results of the call as one node, inserted after its arguments."""
-    call, first = parts.call, next(iter(parts.forward))
-    with first.graph.inserting_after(max([first.prev, *(arg for arg in parts.names if arg.op != "placeholder")])):
+    call, first = parts.computed.call, next(iter(parts.computed.ops))
+    arguments = [arg for arg in parts.computed.names if arg.op != "placeholder"]
+    with first.graph.inserting_after(max([first.prev, *arguments])):
         node = first.graph.call_function(call.function, parts.args, dict(parts.kwargs))
     copy_origin(node, parts.results[0])
     if call.returns_list:
@@ -146,27 +169,23 @@ def copy_origin(node: fx.Node, like: fx.Node) -> None:
 
 @dataclass(frozen=True)
 class FoldedBackward:
-    """The backward of a call as a graph of its own, and its inputs and outputs in the joint graph.
+    """A backward of a call as a graph of its own, and its inputs and outputs in the joint graph."""
 
-    `reshapes`: the tangent has other sizes than the result, in which the node takes it.
-    """
-
-    parts: PartsOfCall
+    backward: BackwardOfCall
     target: KeptBackward
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
-    reshapes: bool
 
     @classmethod
-    def of(cls, parts: PartsOfCall) -> FoldedBackward:
-        inputs, ops = parts.needed()
-        names, tangent = tuple(inputs.values()), parts.tangent
+    def of(cls, parts: PartsOfCall, backward: BackwardOfCall) -> FoldedBackward:
+        inputs, ops = backward.needed()
+        names, tangent = tuple(inputs.values()), backward.tangent
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
         for k, (node, name) in enumerate(inputs.items()):
             name = f"{name}_{k}" if name in ("size", "constant") else name
             copies[node] = graph.placeholder("_".join(re.findall(r"\w+", name)))
             copies[node].meta["val"] = node.meta["val"]
-        if not parts.owns_tangent:
+        if not backward.owns_tangent:
             result = parts.results[0].meta["val"]
             inner = size_of_same(tangent.meta["val"], result)
             copies[tangent].meta["val"] = result
@@ -174,24 +193,26 @@ class FoldedBackward:
         for node in ops:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             copies[node].meta.pop(MARK, None)
-        outputs = tuple(node for node in parts.gradients if node in parts.backward)
+        outputs = tuple(node for node in backward.gradients if node in backward.ops)
         graph.output(tuple(copies[node] for node in outputs))
         module = LazyGraphModule(torch.nn.Module(), graph)
-        target = KeptBackward(parts.call.function, module, names, tuple(parts.gradients[node] for node in outputs))
-        return cls(parts, target, tuple(inputs), outputs, not parts.owns_tangent)
+        returned = tuple(backward.gradients[node] for node in outputs)
+        marks: dict[fx.Node, Any] = {node: CallArgument(name) for node, name in backward.forward.names.items()}
+        args, kwargs = fx.map_arg((parts.args, dict(parts.kwargs)), marks.__getitem__)
+        target = KeptBackward(backward.forward.call.function, module, names, returned, args, kwargs)
+        return cls(backward, target, tuple(inputs), outputs)
 
-    def insert(self, result: fx.Node) -> None:
-        """Put the node into the joint graph, before the ops that it stands for. `result`: that of the call."""
-        first = next(iter(self.parts.backward))
-        graph, last = first.graph, list(self.parts.backward)[-1]
+    def inserted(self, result: fx.Node) -> list[fx.Node]:
+        """The new gradients, from a node in the joint graph before the ops that it stands for. `result`: of the call."""
+        first, last = next(iter(self.backward.ops)), list(self.backward.ops)[-1]
+        graph, tangent = first.graph, self.backward.tangent
         with graph.inserting_before(first):
             node = graph.call_function(self.target, self.inputs)
         copy_origin(node, last)
-        if self.reshapes:
-            tangent, value = self.parts.tangent, result.meta["val"]
+        if not self.backward.owns_tangent:
+            value = result.meta["val"]
             with graph.inserting_before(node):
                 view = view_as(tangent, sizes_like(value, value), result)
             copy_origin(view, last)
             node.replace_input_with(tangent, view)
-        for old, new in zip(self.outputs, items_as_nodes(node, self.outputs), strict=True):
-            replace_outside(old, new, self.parts)
+        return items_as_nodes(node, self.outputs)

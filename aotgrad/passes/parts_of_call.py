@@ -6,21 +6,31 @@ F.linear(x, w)      forward   t, mm                         args[0]: x, args[1]:
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
 from aotgrad.graph import op_table
-from aotgrad.graph.kept_calls import MARK, KeptCall, also_named
-from aotgrad.passes.ops import computes
+from aotgrad.graph.kept_calls import KeptCall, Run
+from aotgrad.passes.backward_of_call import (
+    BackwardOfCall,
+    ForwardOfCall,
+    StaysApart,
+    gradients_by_node,
+    has_other_readers,
+    inputs_of_all,
+    is_cast,
+    is_of_any_backward,
+    may_be_passed,
+    run_of,
+    with_sums,
+)
 
-
-class StaysApart(Exception):
-    """A call cannot be one node; the message says why."""
+Dependents = Mapping[Run, Collection[fx.Node]]
+"""The gradients in a graph, by the backward that computes them, or starts from them."""
 
 
 @dataclass(frozen=True)
@@ -29,156 +39,83 @@ class PartsOfCall:
 
     Attributes:
         args, kwargs: of the call, now.
-        names: where each tensor is among them.
-        forward, backward: its ops; those of the backward depend on a tangent.
-        results: those of `forward` that it returns.
-        gradients: those of `backward` that leave it -> whose gradients they are.
-        dependent: all nodes that depend on a tangent.
+        computed: its forward.
+        backwards: those that have gradients of it.
+        dependents: see `Dependents`.
     """
 
-    call: KeptCall
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    names: Mapping[fx.Node, str]
-    forward: Mapping[fx.Node, None]
-    backward: Mapping[fx.Node, None]
-    gradients: Mapping[fx.Node, str]
-    dependent: Collection[fx.Node]
+    computed: ForwardOfCall
+    backwards: tuple[BackwardOfCall, ...]
+    dependents: Dependents
 
     @classmethod
     def of(
-        cls, call: KeptCall, nodes: Sequence[fx.Node], moved: Mapping[fx.Node, fx.Node], dependent: Collection[fx.Node]
+        cls, call: KeptCall, nodes: Sequence[fx.Node], moved: Mapping[fx.Node, fx.Node], dependents: Dependents
     ) -> PartsOfCall:
-        forward = dict.fromkeys(node for node in nodes if not node.meta.get("autograd_backward"))
-        backward = dict.fromkeys(node for node in nodes if node in dependent)
+        ops = dict.fromkeys(node for node in nodes if not is_of_any_backward(node))
         places = {moved.get(node, node): name for node, name in call.names.items()}
-        order, gradients = list(call.edges.values()), dict[fx.Node, str]()
-        for name, node in sorted(call.gradients.values(), key=lambda each: order.index(each[0])):
-            gradients[node] = also_named(gradients.get(node), name)
         if call.casts:
-            casts = casts_of_arguments(places, forward)
+            casts = casts_of_arguments(places, ops)
             places = {casts.get(node, node): name for node, name in places.items()}
-            forward = {node: None for node in forward if node not in casts.values()}
-            backward = {node: None for node in backward if not (is_cast(node) and has_other_readers(node, backward))}
+            ops = {node: None for node in ops if node not in casts.values()}
             now = {node: moved.get(node, node) for node in call.names}
             moved = {**moved, **{node: casts.get(at, at) for node, at in now.items()}}
         args, kwargs = fx.map_arg((call.args, dict(call.kwargs)), lambda node: moved.get(node, node))
-        forward, backward = with_sizes(forward, call.results), with_sums(backward)
-        return cls(call, args, kwargs, places, forward, backward, gradients, dependent)
+        computed = ForwardOfCall(call, places, with_sizes(ops, call.results))
+        backwards = (cls.backward_in(run, computed, nodes, dependents[run]) for run in call.gradients)
+        return cls(args, kwargs, computed, tuple(each for each in backwards if each.ops), dependents)
+
+    @staticmethod
+    def backward_in(
+        run: Run, computed: ForwardOfCall, nodes: Sequence[fx.Node], dependent: Collection[fx.Node]
+    ) -> BackwardOfCall:
+        of_run = (node for node in nodes if is_of_any_backward(node) and run_of(node) == run)
+        ops = dict.fromkeys(node for node in of_run if node in dependent)
+        if computed.call.casts:
+            ops = {node: None for node in ops if not (is_cast(node) and has_other_readers(node, ops))}
+        return BackwardOfCall(computed, run, with_sums(ops), gradients_by_node(computed.call, run), dependent)
+
+    @functools.cached_property
+    def ops(self) -> set[fx.Node]:
+        """All nodes of the call."""
+        return set(self.computed.ops).union(*(each.ops for each in self.backwards))
 
     @property
     def results(self) -> tuple[fx.Node, ...]:
-        return self.call.results
-
-    def is_aside(self, node: fx.Node) -> bool:
-        """Whether a node computes, for a backward, what no tangent leads to: in a checkpoint or a saved-tensor hook."""
-        return bool(node.meta.get("autograd_backward")) and node not in self.dependent
-
-    def may_be_inside(self, node: fx.Node) -> bool:
-        """Whether the backward may compute a value itself: one of a kept call, an alias, or one that no tangent leads to."""
-        is_inside = self.is_aside(node) or MARK in node.meta or node.target is torch.ops.aten.detach.default
-        return is_inside and node not in self.dependent
-
-    # -- what must hold
+        return self.computed.call.results
 
     def check(self) -> None:
         """Raises StaysApart: the call cannot be one node."""
-        ops = [*self.forward, *self.backward]
-        if any(op_table.draws(node) or op_table.has_effect(node.target) for node in ops):
+        if any(op_table.draws(node) or op_table.has_effect(node.target) for node in self.ops):
             raise StaysApart("it draws random numbers, or has an effect")
-        if any(node not in self.forward for node in self.results):
+        forward = self.computed.ops
+        if any(node not in forward for node in self.results):
             raise StaysApart("an argument is its result")
-        if not any(has_other_readers(node, self.forward) for node in self.forward):
+        if not any(has_other_readers(node, forward) for node in forward):
             raise StaysApart("nobody uses its result")
         if any(
-            may_be_passed(arg) and arg not in self.forward and arg not in self.names for arg in inputs_of_all(self.forward)
+            may_be_passed(arg) and arg not in forward and arg not in self.computed.names for arg in inputs_of_all(forward)
         ):
             raise StaysApart("it reads a tensor that is no argument of it")
-        if self.call.casts and any(is_cast(node) for node in ops):
+        if self.computed.call.casts and any(map(is_cast, self.ops)):
             raise StaysApart("autocast casts a value in it")
-        if self.backward:
-            self.check_backward()
-
-    def check_backward(self) -> None:
-        if len({node.meta.get("segment") for node in self.backward}) > 1:
-            raise StaysApart("several autograd nodes of the compiled function share its backward")
-        if not {node for node in self.backward if has_other_readers(node, self.backward)} <= self.gradients.keys():
-            raise StaysApart("others use a value of its backward that is no gradient of an argument")
-
-    @property
-    def tangent(self) -> fx.Node:
-        """The only value of the backward that enters the call's backward."""
-        inputs = [arg for arg in inputs_of_all(self.backward) if arg not in self.backward]
-        match [arg for arg in inputs if arg in self.dependent and may_be_passed(arg)]:
-            case [entering] if entering < next(iter(self.backward)):
-                return entering
-        raise StaysApart("its backward does not start from one tangent")
-
-    def needed(self) -> tuple[dict[fx.Node, str], list[fx.Node]]:
-        """What the backward reads, by name, and the ops that it consists of, with those of the call that it recomputes.
-
-        If it recomputes something, then also the result: a backend may compute that in another way.
-
-        Raises:
-            StaysApart: it reads something else.
-        """
-        read, ops = self.behind_backward({*self.results, *self.names})
-        if any(node in self.forward and computes(node) for node in ops):
-            read, ops = self.behind_backward(self.names)
-        if any(op_table.draws(node) or op_table.has_effect(node.target) for node in ops):
-            raise StaysApart("its backward draws random numbers, or has an effect")
-        names = {self.tangent: "tangent", **self.names}
-        names |= {node: f"result[{k}]" if self.call.returns_list else "result" for k, node in enumerate(self.results)}
-        named = {node: name for node, name in names.items() if node in read}
-        others = {node: "constant" if node.op == "get_attr" else "size" for node in read if node not in named}
-        if any(map(may_be_passed, others)):
-            raise StaysApart("its backward reads a tensor that is neither argument nor result")
-        if any(not arg < next(iter(self.backward)) for arg in read):
-            raise StaysApart("its backward does not start from one tangent")
-        return {**named, **others}, sorted(ops)
-
-    def behind_backward(self, ends: Collection[fx.Node]) -> tuple[dict[fx.Node, None], dict[fx.Node, None]]:
-        """What the backward reads, and its ops with those that it recomputes, if it recomputes none of `ends`."""
-        read, ops, left = dict[fx.Node, None](), dict(self.backward), list(self.backward)
-        while left:
-            for arg in left.pop().all_input_nodes:
-                if arg not in ends and (arg in self.forward or (may_be_passed(arg) and self.may_be_inside(arg))):
-                    left += [] if arg in ops else [arg]
-                    ops[arg] = None
-                elif arg not in self.backward:
-                    read[arg] = None
-        return read, ops
-
-    @property
-    def owns_tangent(self) -> bool:
-        """Whether the tangent has the sizes of the result; else it is that of a value that the result is a view of."""
-        result, *others = self.results
-        return bool(others) or torch_compat.known_equal(self.tangent.meta["val"].shape, result.meta["val"].shape)
+        for backward in self.backwards:
+            backward.check()
 
     def inner_values(self) -> list[fx.Node]:
         """The values between arguments and results that others use."""
-        return [node for node in self.forward if node not in self.results and self.is_read_by_others(node)]
+        ops = self.ops
+        return [node for node in self.computed.ops if node not in self.results and self.is_read_by_others(node, ops)]
 
-    def is_read_by_others(self, node: fx.Node) -> bool:
-        others = [user for user in node.users if user not in self.forward and user not in self.backward]
-        return any(not self.is_aside(user) or self.is_read_by_others(user) for user in others)
+    def is_read_by_others(self, node: fx.Node, ops: Collection[fx.Node]) -> bool:
+        others = [user for user in node.users if user not in ops]
+        return any(not self.is_aside(user) or self.is_read_by_others(user, ops) for user in others)
 
-
-def is_cast(node: fx.Node) -> bool:
-    return op_table.op_name(node.target) == "aten._to_copy"
-
-
-def inputs_of_all(nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    return list(dict.fromkeys(arg for node in nodes for arg in node.all_input_nodes))
-
-
-def may_be_passed(node: fx.Node) -> bool:
-    """Whether a node is a value that a call could be given: no size, and no constant of the graph."""
-    return node.op != "get_attr" and not op_table.is_symbolic_value(node)
-
-
-def has_other_readers(node: fx.Node, nodes: Mapping[fx.Node, None]) -> bool:
-    return any(user not in nodes for user in node.users)
+    def is_aside(self, node: fx.Node) -> bool:
+        """Whether a node computes, for a backward, what no gradient leads to: in a checkpoint or a saved-tensor hook."""
+        return is_of_any_backward(node) and node not in self.dependents.get(run_of(node), ())
 
 
 def casts_of_arguments(names: Iterable[fx.Node], ops: Mapping[fx.Node, None]) -> dict[fx.Node, fx.Node]:
@@ -196,13 +133,3 @@ def with_sizes(ops: Mapping[fx.Node, None], results: Collection[fx.Node]) -> dic
     """The ops of a call, and the sizes that are read of values inside of it."""
     sizes = (user for node in ops if node not in results for user in node.users if op_table.reads_size(user.target))
     return dict.fromkeys(sorted({*ops, *sizes}))
-
-
-def with_sums(ops: Mapping[fx.Node, None]) -> dict[fx.Node, None]:
-    """The ops of a backward, and the sums of the engine among them: read by these ops alone, and of their results."""
-    found = dict(ops)
-    sums = dict.fromkeys(user for node in ops for user in node.users if user not in ops and user.op != "output")
-    for node in sorted(sums):
-        if all(arg in found for arg in node.all_input_nodes) and not has_other_readers(node, found):
-            found[node] = None
-    return dict.fromkeys(sorted(found))

@@ -155,8 +155,8 @@ def sequence_nr_of_running_node() -> int | None:
 
 
 @contextlib.contextmanager
-def report_backwards(around: Callable[[Any], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """In this thread, run `backward()` and `autograd.grad` within `around(gradients)`: those that they start from."""
+def report_backwards(around: Callable[[Any, Any], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """In this thread, run `backward()` and `autograd.grad` within `around(outputs, gradients)`: what they start from."""
     from unittest import mock
 
     thread, run = threading.get_ident(), torch.autograd._engine_run_backward
@@ -164,7 +164,7 @@ def report_backwards(around: Callable[[Any], contextlib.AbstractContextManager[N
     def reported(outputs: Any, gradients: Any, *others: Any, **settings: Any) -> Any:
         if threading.get_ident() != thread:
             return run(outputs, gradients, *others, **settings)
-        with around(gradients):
+        with around(outputs, gradients):
             return run(outputs, gradients, *others, **settings)
 
     with mock.patch.object(torch.autograd, "_engine_run_backward", reported):

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import aotgrad
-from aotgrad.backends import Backend, FunctionBackend, KeptBackward
+from aotgrad.backends import Backend, CallArgument, FunctionBackend, KeptBackward
 from aotgrad.backends.eager import compile_eager
 from aotgrad.errors import BackendError, ShippingError
 from aotgrad.printing.graphs import body_lines, graph_text
@@ -48,7 +48,7 @@ def calls_in(graph):
 
 
 def is_op(target):
-    return isinstance(target, torch._ops.OpOverload) or target in (operator.getitem, operator.mul)
+    return isinstance(target, torch._ops.OpOverload) or getattr(target, "__module__", None) == operator.getitem.__module__
 
 
 def tensors(*shapes, **options):
@@ -249,6 +249,57 @@ def test_a_backend_computes_the_gradients_itself():
             return super().compile(graph, inputs, role)
 
     assert_like_eager(lambda x, w: F.linear(x, w).sin(), Own({F.linear}), tensors((3, 4), (5, 4)))
+
+
+# --- What a kernel of the gradients finds in its node ----------------------------------------------------------------
+
+
+@both_frontends
+def test_gradients_have_the_arguments_of_the_call(dynamo):
+    backend = Keeping()
+    function = lambda x, w: F.layer_norm(x, (4,), weight=w, eps=0.1).sin()  # noqa: E731
+    assert_like_eager(function, backend, tensors((3, 4), (4,)), dynamo=dynamo)
+    (target,) = backend.targets("backward")
+    x, w = CallArgument("args[0]"), CallArgument("kwargs['weight']")
+    assert target.args == (x, (4,)) and target.kwargs["weight"] == w and target.kwargs["eps"] == 0.1
+    assert str(w) == "kwargs['weight']" and {str(x), str(w)} <= set(target.inputs) and target.outputs == (str(x), str(w))
+
+
+def test_a_kernel_needs_no_graph():
+    def gradient(target):
+        def run(*values):
+            given = dict(zip(target.inputs, values, strict=True))
+            of = lambda argument: given[argument.name] if isinstance(argument, CallArgument) else argument  # noqa: E731
+            (x, shape), eps = map(of, target.args), target.kwargs["eps"]
+            return (torch.func.vjp(lambda x: F.layer_norm(x, shape, eps=eps), x)[1](given["tangent"])[0],)
+
+        return run
+
+    class Own(Keeping):
+        def compile(self, graph, inputs, role):
+            for node in calls_in(graph):
+                if isinstance(node.target, KeptBackward):
+                    node.target = gradient(node.target)
+            return super().compile(graph, inputs, role)
+
+    for eps in (1e-5, 0.5):
+        function = lambda x, eps=eps: F.layer_norm(x, (4,), eps=eps).sin()  # noqa: E731
+        assert_like_eager(function, Own({F.layer_norm}), tensors((3, 4)))
+
+
+def test_numbers_of_a_call_are_given_to_its_gradients():
+    def function(x, w):
+        y = torch.reshape(x.t(), (x.shape[0] * 2, -1))
+        return (y * w).sin()
+
+    backend = Keeping()
+    compiled = assert_like_eager(function, backend, tensors((6, 4), (12, 2)), dynamic=True)
+    (target,) = backend.targets("backward")
+    assert target.args == (CallArgument("args[0]"), (CallArgument("args[1][0]"), -1))
+    assert "args[1][0]" in target.inputs
+    args = tensors((8, 4), (16, 2))
+    torch.testing.assert_close(results_and_gradients(compiled, args), results_and_gradients(function, args))
+    assert len(compiled.plans()) == 1
 
 
 @both_frontends

@@ -559,8 +559,9 @@ def test_backwards_are_reported_with_the_gradients_they_start_from():
     given: list[Any] = []
 
     @contextlib.contextmanager
-    def around(gradients):
+    def around(outputs, gradients):
         given.append(tuple(gradients))
+        assert all(output.grad_fn is not None for output in outputs)
         yield
         given.append("end")
 
