@@ -193,6 +193,11 @@ class Backend:
         return known | {node: f"{self.name} does not support it" for node in ops if not self.supports(node)}
 
 
+def backend_of_steps(backend: PartitionCompiler) -> PartitionCompiler:
+    """A backend for graphs of whole training steps: an author's is told that they are."""
+    return backend.of_steps() if isinstance(backend, Backend) else backend
+
+
 def makes_islands(backend: PartitionCompiler) -> bool:
     """Whether the author of a backend says which ops it supports."""
     while isinstance(backend, WrappedBackend):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -20,7 +20,9 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.cache.entry import GraphText
 from aotgrad.cache.serialize import DamagedEntry, Decoder, Encoder, NotSerializable
+from aotgrad.errors import ShippingError
 from aotgrad.graph.collectives import RunsBetween
+from aotgrad.graph.kept_calls import KEPT_FUNCTION, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.op_table import EFFECTFUL_NAMESPACES
 from aotgrad.ir import GraphHalf
@@ -36,6 +38,11 @@ Attributes = Mapping[str, Any]
 """The attributes of a graph by name: tensors that the function closed over or made of numbers."""
 
 NO_ATTRIBUTES: Attributes = MappingProxyType({})
+
+KeptFunctions = Mapping[str, Callable]
+"""The functions whose calls a backend keeps whole, by name."""
+
+NOTHING_KEPT: KeptFunctions = MappingProxyType({})
 
 Origins = Sequence["str | None"]
 """Stack traces of the traced nodes. Graphs refer to them by position, so messages name a moved line where it is now."""
@@ -90,6 +97,7 @@ class GraphEncoder:
         encoder = Encoder({node: k for k, node in enumerate(nodes)}, self.custom_ops, self.unbacked)
         rows = [encode_node(encoder, node) for node in nodes]
         attributes = {node.target: attribute_of(module, node) for node in nodes if node.op == "get_attr"}
+        attributes |= {graph_name(node): node.target.graph for node in nodes if isinstance(node.target, KeptBackward)}
         kept = {name: value for name, value in attributes.items() if value is not held.get(name)}
         constants = {name: self.constant(encoder, name, value) for name, value in kept.items()}
         self.is_symbolic |= encoder.is_symbolic
@@ -109,7 +117,33 @@ def encode_node(encoder: Encoder, node: fx.Node) -> list[Any]:
         raise NotSerializable(f"a node {node.op}")
     has_value = "val" in node.meta and not isinstance(node.meta["val"], torch.ScriptObject)  # one of the profiler's
     value = [encoder.encode(node.meta["val"])] if has_value else []
-    return [node.op, node.name, *map(encoder.encode, (node.target, node.args, node.kwargs)), *value]
+    return [node.op, node.name, encode_target(encoder, node), *map(encoder.encode, (node.args, node.kwargs)), *value]
+
+
+def encode_target(encoder: Encoder, node: fx.Node) -> Any:
+    """The target of a node. For one that computes the gradients of a kept call, the graph is a constant."""
+    if isinstance(target := node.target, KeptBackward):
+        parts = map(encoder.encode, (target.inputs, target.outputs, target.args, target.kwargs))
+        return ["kept backward", kept_name(target.function), graph_name(node), *parts]
+    return ["kept", kept_name(target)] if node.meta.get(KEPT_FUNCTION) is target else encoder.encode(target)
+
+
+def graph_name(node: fx.Node) -> str:
+    """The name of the graph of a `KeptBackward`, which no attribute has."""
+    return f"graph of {node.name}"
+
+
+def kept_name(function: Any) -> str:
+    """Raises NotSerializable: it is no function of torch."""
+    if (name := torch_compat.function_name(function)) is None:
+        shown = getattr(function, "__qualname__", function)
+        raise NotSerializable(f"a call of {shown}, which the backend keeps (`keep`), and which is no function of torch")
+    return name
+
+
+def functions_by_name(keep: Collection[Any]) -> KeptFunctions:
+    """The functions that a backend keeps, as graphs name them."""
+    return {name: function for function in keep if (name := torch_compat.function_name(function)) is not None}
 
 
 def encode_metas(nodes: Sequence[fx.Node], origins: Origins, custom_ops: bool) -> Iterator[dict[str, Any]]:
@@ -134,36 +168,69 @@ def attribute_of(module: fx.GraphModule, node: fx.Node) -> Any:
     return functools.reduce(getattr, str(node.target).split("."), module)
 
 
-def decode_graph(text: str, mode: FakeTensorMode, origins: Origins = (), held: Attributes = NO_ATTRIBUTES) -> fx.GraphModule:
-    """The graph of a text; `held` are the omitted attributes.
+def decode_graph(
+    text: str,
+    mode: FakeTensorMode,
+    origins: Origins = (),
+    held: Attributes = NO_ATTRIBUTES,
+    kept: KeptFunctions = NOTHING_KEPT,
+) -> fx.GraphModule:
+    """The graph of a text; `held` are the omitted attributes, `kept` the functions that it may call.
 
     Raises:
         DamagedEntry: the text describes no graph.
+        ShippingError: it calls another function.
     """
     with torch_compat.normal_mode():
-        return decode_form(json.loads(text), mode, origins, held)
+        return decode_form(json.loads(text), mode, origins, held, kept)
 
 
-def decode_form(data: Mapping[str, Any], mode: FakeTensorMode, origins: Origins, held: Attributes) -> fx.GraphModule:
-    """The graph that `GraphEncoder` encoded. Raises DamagedEntry."""
+def decode_form(
+    data: Mapping[str, Any], mode: FakeTensorMode, origins: Origins, held: Attributes, kept: KeptFunctions
+) -> fx.GraphModule:
+    """The graph that `GraphEncoder` encoded. Raises DamagedEntry, ShippingError."""
     graph = fx.Graph()
     nodes: list[fx.Node] = []
     decoder = Decoder(mode, data["storages"], nodes)
+
+    def constant(form: list[Any]) -> Any:
+        return decode_form(form[1], mode, origins, NO_ATTRIBUTES, kept) if form[0] == "graph" else decoder.decode(form)
+
+    constants = {name: constant(form) for name, form in data["constants"].items()}
     for (op, name, target, args, kwargs, *value), meta in zip(data["nodes"], data["metas"], strict=True):
-        called, given, named = map(decoder.decode, (target, args, kwargs))
+        called = decode_target(decoder, target, constants, kept)
+        given, named = map(decoder.decode, (args, kwargs))
         reject_unspeakable(op, called, named)
         node = graph.create_node(op, called, given, named, name=name)
         if node.name != name:
             raise DamagedEntry(f"two nodes with the name {name}")
         node.meta.update(("val", decoder.decode(each)) for each in value)
         node.meta.update(decode_meta(decoder, meta, origins))
+        if called in kept.values():
+            node.meta[KEPT_FUNCTION] = called
         nodes.append(node)
-
-    def constant(form: list[Any]) -> Any:
-        return decode_form(form[1], mode, origins, NO_ATTRIBUTES) if form[0] == "graph" else decoder.decode(form)
-
-    constants = {name: constant(form) for name, form in data["constants"].items()}
     return LazyGraphModule({**held, **constants}, graph)
+
+
+def decode_target(decoder: Decoder, form: Any, constants: Attributes, kept: KeptFunctions) -> Any:
+    """Raises DamagedEntry, ShippingError."""
+    match form:
+        case ["kept", name]:
+            return kept_function(name, kept)
+        case ["kept backward", name, graph, *parts]:
+            inputs, outputs, args, kwargs = map(decoder.decode, parts)
+            return KeptBackward(kept_function(name, kept), constants[graph], inputs, outputs, args, kwargs)
+    return decoder.decode(form)
+
+
+def kept_function(name: str, kept: KeptFunctions) -> Callable:
+    """The function of a name, which the backend keeps: no other function may be called. Raises ShippingError."""
+    if name not in kept:
+        raise ShippingError(
+            f"a plan has a call of {name} as one node, and the `keep` of this backend lacks that function: pass the backend "
+            "that the plan was compiled for"
+        )
+    return kept[name]
 
 
 def reject_unspeakable(op: str, target: Any, kwargs: Mapping[Any, Any]) -> None:
@@ -203,15 +270,30 @@ class StoredHalf(GraphHalf):
     mode: FakeTensorMode
     origins: Origins
     held: Attributes
+    kept: KeptFunctions
 
-    def __init__(self, stored: GraphText, mode: FakeTensorMode, origins: Origins, held: Attributes = NO_ATTRIBUTES) -> None:
-        values = {"stored": stored, "signature": stored.signature, "mode": mode, "origins": origins, "held": held}
+    def __init__(
+        self,
+        stored: GraphText,
+        mode: FakeTensorMode,
+        origins: Origins,
+        held: Attributes = NO_ATTRIBUTES,
+        kept: KeptFunctions = NOTHING_KEPT,
+    ) -> None:
+        values = {
+            "stored": stored,
+            "signature": stored.signature,
+            "mode": mode,
+            "origins": origins,
+            "held": held,
+            "kept": kept,
+        }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @functools.cached_property
     def module(self) -> fx.GraphModule:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return decode_graph(self.stored.text, self.mode, self.origins, self.held)
+        return decode_graph(self.stored.text, self.mode, self.origins, self.held, self.kept)
 
     def calls_any(self, names: Collection[str]) -> bool:
         return any(name.replace(".", "::") in self.stored.text for name in names)  # without parsing the graph

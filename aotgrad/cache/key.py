@@ -22,7 +22,7 @@ import torch.fx as fx
 
 from aotgrad import passes, torch_compat
 from aotgrad.backends.base import PartitionCompiler
-from aotgrad.cache.graphs import digest_of, text_of
+from aotgrad.cache.graphs import digest_of, kept_name, text_of
 from aotgrad.cache.serialize import BUILT_IN_NAMESPACES, HIGHER_ORDER, Encoder, NotSerializable
 from aotgrad.cache.store import IS_SUPPORTED
 from aotgrad.capture.fake import make_input_specs
@@ -159,7 +159,7 @@ def backend_key(backend: PartitionCompiler, partition_fn: Callable) -> str:
     budget = None
     if isinstance(partition_fn, functools.partial):
         partition_fn, budget = partition_fn.func, partition_fn.keywords.get("memory_budget")
-    kept = sorted(getattr(function, "__name__", str(function)) for function in backend.keep)
+    kept = sorted(map(kept_name, backend.keep))
     return repr((backend.name, key, kept, backend.fuses, backend.min_graph_ops, partition_fn.__qualname__, budget))
 
 

@@ -16,7 +16,16 @@ import torch
 import torch.fx as fx
 
 from aotgrad.cache.entry import GraphText, StoredPartition
-from aotgrad.cache.graphs import Attributes, Origins, StoredHalf, attribute_of, digest_of, encode_half, text_of
+from aotgrad.cache.graphs import (
+    Attributes,
+    Origins,
+    StoredHalf,
+    attribute_of,
+    digest_of,
+    encode_half,
+    functions_by_name,
+    text_of,
+)
 from aotgrad.cache.io import assume, count_bypass, plan_store, read_entry, storing_backend, write_entry
 from aotgrad.cache.key import NotCacheable, compilation_key
 from aotgrad.cache.serialize import DamagedEntry, Encoder, NotSerializable
@@ -106,7 +115,7 @@ class PartitionLookup:
 
     def half(self, stored: GraphText) -> GraphHalf:
         """A half, parsed at once: lowering looks at its nodes."""
-        half = StoredHalf(stored, self.mode, self.origins, self.held)
+        half = StoredHalf(stored, self.mode, self.origins, self.held, functions_by_name(self.compiler.backend.keep))
         return GraphHalf(half.module, half.signature)
 
     def text_of(self, half: GraphHalf) -> GraphText:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import torch
+import torch.fx as fx
 
 from aotgrad import pipeline, torch_compat
 from aotgrad.cache.entry import StoredPlan
-from aotgrad.cache.graphs import Origins, StoredHalf, digest_of, text_of
+from aotgrad.cache.graphs import Origins, StoredHalf, digest_of, functions_by_name, text_of
 from aotgrad.cache.serialize import Encoder
 from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import MemorySharing
@@ -75,7 +76,9 @@ def restore(
         mode: the fake mode for the tensors of the entry.
         origins: the stack traces that the graphs refer to.
     """
-    forward, *halves = (StoredHalf(text, mode, origins) for text in (stored.forward, *stored.halves))
+    kept = functions_by_name(compiler.backend.keep)
+    texts = (stored.forward, *stored.halves)
+    forward, *halves = (StoredHalf(text, mode, origins, kept=kept) for text in texts)
     schedule = replace(stored.schedule, segments=tuple(halves))
     names = GraphNames()
     with names.compiling("forward" if halves else "inference"):
@@ -165,8 +168,13 @@ def segment_interfaces(segments: Sequence[BackwardSegment]) -> list[tuple[Any, A
 
 def joint_digest(joint: JointGraph) -> str:
     """A digest of the nodes, their names, and the segments of a joint graph."""
-    nodes = (f"{node.op} {node.name} {node.target} {node.args} {node.kwargs}" for node in joint.module.graph.nodes)
+    nodes = (f"{node.op} {node.name} {name_of_target(node)} {node.args} {node.kwargs}" for node in joint.module.graph.nodes)
     return digest_of("\n".join(nodes), text_of(Encoder().encode((joint.signature, joint.segments))))
+
+
+def name_of_target(node: fx.Node) -> str:
+    """The target of a node as text, the same in every process."""
+    return str(node.target) if node.op != "call_function" else torch_compat.function_name(node.target) or str(node.target)
 
 
 @dataclass

@@ -37,6 +37,7 @@ from aotgrad.cache import entry
 from aotgrad.convention import sharing
 from aotgrad.eager_calls.ops import is_eager_call
 from aotgrad.graph import collectives
+from aotgrad.graph.kept_calls import CallArgument
 from aotgrad.runtime import schedule, steps
 
 MOST_CONSTANT_BYTES = 1 << 20
@@ -80,7 +81,7 @@ def types_of(*modules: Any) -> dict[str, type]:
     return {kind.__name__: kind for kind in defined if dataclasses.is_dataclass(kind) or issubclass(kind, Enum)}
 
 
-TYPES = types_of(ir, slots, collectives, steps, schedule, sharing, entry)
+TYPES = types_of(ir, slots, collectives, steps, schedule, sharing, entry) | {"CallArgument": CallArgument}
 FIELDS = {name: [f.name for f in dataclasses.fields(kind)] for name, kind in TYPES.items() if not issubclass(kind, Enum)}
 NAMES = {kind: name for name, kind in TYPES.items()}
 

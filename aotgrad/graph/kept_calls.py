@@ -21,6 +21,9 @@ from aotgrad.graph.lazy_module import LazyGraphModule
 MARK = "kept"
 """The key in `meta` of the call that a node is part of, from the trace until the calls are folded."""
 
+KEPT_FUNCTION = "kept_function"
+"""The key in `meta` of a function, which is the target if the node is a kept call. Other nodes may have copies of it."""
+
 Run = int | None
 """A backward: the number of one that the function itself runs, or `None` for the backward of the function."""
 

@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.graph.kept_calls import MARK, CallArgument, KeptBackward
+from aotgrad.graph.kept_calls import KEPT_FUNCTION, MARK, CallArgument, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.passes import rewrite
@@ -143,6 +143,7 @@ def call_as_node(parts: PartsOfCall) -> list[fx.Node]:
     with first.graph.inserting_after(max([first.prev, *arguments])):
         node = first.graph.call_function(call.function, parts.args, dict(parts.kwargs))
     copy_origin(node, parts.results[0])
+    node.meta[KEPT_FUNCTION] = call.function
     if call.returns_list:
         return items_as_nodes(node, parts.results)
     node.meta["val"] = parts.results[0].meta["val"]

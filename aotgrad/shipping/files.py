@@ -17,6 +17,7 @@ from aotgrad import passes, torch_compat
 from aotgrad.api import function_with, module_with
 from aotgrad.backends import registry
 from aotgrad.backends.base import AnyBackend
+from aotgrad.backends.kit import backend_of_steps
 from aotgrad.cache.serialize import LIKE_NUMBERS
 from aotgrad.errors import NoPlanError, ShippingError
 from aotgrad.ir import SymInput
@@ -319,4 +320,5 @@ def backend_of(header: Mapping[str, Any], given: AnyBackend | None) -> Any:
             f"the plans were compiled by {name!r}, which is no registered backend: load(path, ..., backend=...) with a "
             "backend or compiler for their graphs"
         )
-    return name if given is None else registry.as_backend(given)
+    found = registry.as_backend(name if given is None else given)
+    return backend_of_steps(found) if header["kind"] == "step" else found

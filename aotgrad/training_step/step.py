@@ -17,7 +17,7 @@ import torch
 
 from aotgrad import passes, torch_compat
 from aotgrad.backends.base import AnyBackend
-from aotgrad.backends.kit import Backend
+from aotgrad.backends.kit import backend_of_steps
 from aotgrad.backends.registry import as_backend
 from aotgrad.guards.data_dependent import Level
 from aotgrad.options import Options
@@ -88,10 +88,7 @@ def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any],
         apart = torch_compat.fusions_that_save(BYTES_OF_NUMBERS)
         early = (*chosen.joint_passes, passes.EarlyUpdates())
         chosen = chosen.replace(joint_passes=early, inductor={**apart, **dict(chosen.inductor)})
-    compiled_by = as_backend(backend)
-    if isinstance(compiled_by, Backend):
-        compiled_by = compiled_by.of_steps()
-    compiler = make_compiler(compiled_by, chosen)
+    compiler = make_compiler(backend_of_steps(as_backend(backend)), chosen)
     if keep_gradients and compiler.backend.share_layers:  # ops on lists belong to no layer; on a GPU, each is one kernel
         compiler = compiler.with_options(joint_passes=(*chosen.joint_passes, passes.EarlyUpdates(only_on="cpu")))
     return PlanCache(compiler, qualified_name(fn))
