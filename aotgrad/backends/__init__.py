@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from aotgrad.backends.base import make_boxed_compiler, make_boxed_func
 from aotgrad.backends.eager import nop
-from aotgrad.backends.kit import Backend, FunctionBackend, GraphInput, GraphOutput, graph_outputs
+from aotgrad.backends.graph_values import GraphInput, GraphOutput, graph_outputs, graph_part
+from aotgrad.backends.kit import Backend, FunctionBackend
 from aotgrad.backends.registry import get, names, register, register_backend
 from aotgrad.graph.kept_calls import CallArgument, KeptBackward
 
@@ -22,6 +23,7 @@ __all__ = [
     "KeptBackward",
     "get",
     "graph_outputs",
+    "graph_part",
     "make_boxed_compiler",
     "make_boxed_func",
     "names",

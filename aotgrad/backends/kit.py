@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,65 +27,18 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefacts, GraphCompiler, PartitionCompiler, WrappedBackend, boxed, checked_arity
+from aotgrad.backends.graph_values import GraphInput, GraphParts, Kinds, mark_outputs, names_of_slots
 from aotgrad.backends.pieces import compile_pieces
 from aotgrad.backends.uncompiled import cut_apart
 from aotgrad.eager_calls.ops import reasons_of_eager_calls
 from aotgrad.errors import BackendError
 from aotgrad.graph import op_table
-from aotgrad.graph.ends import output_node, outputs_of
-from aotgrad.graph.source_lines import module_path, source_line
+from aotgrad.graph.ends import outputs_of
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
-from aotgrad.slots import InputSlot, OutputSlot, Primal
+from aotgrad.slots import Primal
 
 Role = Literal["forward", "backward", "inference", "step"]
 """What a graph computes: a forward that saves values, its backward, a function without gradients, a whole training step."""
-
-
-@dataclass(frozen=True)
-class GraphInput:
-    """What a placeholder of a graph is.
-
-    Attributes:
-        name: of the placeholder.
-        value: a fake tensor (shape, strides, dtype, device), or a symbolic number.
-        slot: its meaning, `Primal(0)` or `Saved("sin")`; `None` for what another part of the graph computes.
-        is_static: its memory is the same in every call: a parameter, a buffer.
-        may_be_overwritten: nobody reads it after the graph, which may write over its memory.
-        source: the user's line that made it, if known.
-        path: its name in its module, `"layers.0.weight"`, if it is a parameter or buffer; of a value that a graph computes,
-            the path of the module around that line, `"layers.0"`; `None` if unknown.
-    """
-
-    name: str
-    value: Any
-    slot: InputSlot | None = None
-    is_static: bool = False
-    may_be_overwritten: bool = False
-    source: str | None = None
-    path: str | None = None
-
-    def __str__(self) -> str:
-        marks = [word for word, holds in (("static", self.is_static), ("overwritable", self.may_be_overwritten)) if holds]
-        return ", ".join([self.name if self.slot is None else str(self.slot), *marks])
-
-
-@dataclass(frozen=True)
-class GraphOutput:
-    """What a graph returns at one place: the name of its node (`None` for a constant), its meaning, its line and module."""
-
-    name: str | None
-    slot: OutputSlot | None = None
-    source: str | None = None
-    path: str | None = None
-
-    @classmethod
-    def of(cls, node: Any, slot: OutputSlot | None = None) -> GraphOutput:
-        if not isinstance(node, fx.Node):
-            return cls(None, slot)
-        return cls(node.name, slot, source_line(node.meta.get("stack_trace")), path_of(node))
-
-    def __str__(self) -> str:
-        return str(self.name if self.slot is None else self.slot)
 
 
 class Backend:
@@ -120,7 +73,10 @@ class Backend:
         raise NotImplementedError(f"{type(self).__name__} does not define compile(graph, inputs, role)")
 
     def supports(self, node: fx.Node) -> bool:
-        """Whether `compile` takes an op; others run in eager. It is asked about calls of ops, not about items of results."""
+        """Whether `compile` takes an op; others run in eager. It is asked about all calls but items of results.
+
+        Also about those on numbers (`operator.mul`, `aten.sym_size.int`, `aten._local_scalar_dense`), which run in Python.
+        """
         return True
 
     def decompositions(self) -> Mapping[Any, Callable]:
@@ -164,14 +120,16 @@ class Backend:
 
     def compile_half(self, half: GraphHalf, static: frozenset[str], role: Role) -> BoxedCallable:
         """Compile a graph: as a whole, or the parts of it that are supported."""
-        graph, expected = half.module.graph, len(half.signature.outputs)
-        compile_graph = functools.partial(self.compile_graph, kinds=Kinds.of(half, static), role=role)
+        graph, kinds = half.module.graph, Kinds.of(half, static)
         mark_outputs(half)
         with self.context():
             if not self.islands(graph):
-                return compile_graph(half.module)
-            run = compile_pieces(half.module, cut_apart(graph, self.apart), compile_graph)
-        return checked_arity(run, expected, self.name, role)
+                return self.compile_graph(half.module, kinds, role)
+            parts = GraphParts.of(cut_apart(graph, self.apart), half, kinds)
+            kinds_of = parts.kinds_by_graph()
+            compile_part = lambda module: self.compile_graph(module, kinds_of[module.graph], role)  # noqa: E731
+            run = compile_pieces(half.module, parts.cut, compile_part)
+        return checked_arity(run, len(half.signature.outputs), self.name, role)
 
     def compile_graph(self, module: fx.GraphModule, kinds: Kinds, role: Role) -> BoxedCallable:
         """Compile a graph, and check what the author returns."""
@@ -206,52 +164,8 @@ def makes_islands(backend: PartitionCompiler) -> bool:
 
 
 def may_be_unsupported(node: fx.Node) -> bool:
-    """Whether a node is an op, other than one that computes a size."""
-    return node.op == "call_function" and not (op_table.is_getitem(node.target) or op_table.is_symbolic_value(node))
-
-
-@dataclass(frozen=True)
-class Kinds:
-    """What the inputs of a half are, by name."""
-
-    slots: Mapping[str, InputSlot]
-    static: frozenset[str]
-    overwritable: frozenset[str]
-
-    @classmethod
-    def of(cls, half: GraphHalf, static: frozenset[str]) -> Kinds:
-        slots = dict(names_of_slots(half))
-        return cls(slots, static, frozenset(name for name, slot in slots.items() if slot in half.overwritable))
-
-    def input_of(self, node: fx.Node) -> GraphInput:
-        name, source = node.name, source_line(node.meta.get("stack_trace"))
-        return GraphInput(
-            *(name, node.meta["val"], self.slots.get(name), name in self.static, name in self.overwritable),
-            source=source,
-            path=path_of(node),
-        )
-
-
-def path_of(node: fx.Node) -> str | None:
-    """The name of a parameter or buffer, or the path of the module that a node is in; `None` if unknown."""
-    return node.meta["path"] if "path" in node.meta else module_path(node.meta)
-
-
-def names_of_slots(half: GraphHalf) -> Iterable[tuple[str, InputSlot]]:
-    """The names of the placeholders, with their slots."""
-    return ((node.name, slot) for slot, node in half.placeholders.items())
-
-
-def mark_outputs(half: GraphHalf) -> None:
-    """Note the meaning of each output, for `graph_outputs`."""
-    nodes = zip(outputs_of(half.module.graph), half.signature.outputs, strict=True)
-    output_node(half.module.graph).meta["outputs"] = tuple(GraphOutput.of(node, slot) for node, slot in nodes)
-
-
-def graph_outputs(graph: fx.GraphModule) -> tuple[GraphOutput, ...]:
-    """What each output is of a graph that `Backend.compile` got; `slot` is `None` for what another part reads."""
-    known = output_node(graph.graph).meta.get("outputs")
-    return known or tuple(GraphOutput.of(node) for node in outputs_of(graph.graph))
+    """Whether a node is a call that a backend is asked about."""
+    return node.op == "call_function" and not op_table.is_getitem(node.target)
 
 
 @dataclass(frozen=True)

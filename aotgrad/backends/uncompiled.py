@@ -102,15 +102,20 @@ def cut_apart(graph: fx.Graph, find_apart: Callable[[fx.Graph], set[fx.Node]]) -
 
 
 def stages_of(graph: fx.Graph, apart: Collection[fx.Node]) -> dict[fx.Node, int]:
-    """The stage of each node: odd if it is apart, otherwise even. No op moves across an effect."""
+    """The stage of each node: odd if it is apart, otherwise even. No op moves across an effect.
+
+    Numbers that are apart come as early as they can, those of inputs before all else: other stages read them as sizes.
+    """
     stages = dict[fx.Node, int]()
     barrier = latest = 0
     for node in graph.nodes:
         if node.op in ("placeholder", "get_attr", "output"):
             continue
+        is_number = node in apart and op_table.is_symbolic_value(node)
         is_barrier = op_table.runs_once(node.target) or op_table.writes_first_argument(node.target)
-        earliest = max((stages.get(each, 0) for each in node.all_input_nodes), default=0)
-        if not op_table.is_getitem(node.target):  # an item stays with its tuple
+        first = -1 if is_number else 0
+        earliest = max((stages.get(each, first) for each in node.all_input_nodes), default=first)
+        if not (is_number or op_table.is_getitem(node.target)):  # an item stays with its tuple
             earliest = max(earliest, latest if is_barrier else barrier)
         stages[node] = earliest + (earliest % 2 != (node in apart))
         latest = max(latest, stages[node])

@@ -16,7 +16,8 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.kit import Backend, GraphInput, Role
+from aotgrad.backends.graph_values import GraphInput
+from aotgrad.backends.kit import Backend, Role
 from aotgrad.backends.registry import get
 from aotgrad.errors import BackendError
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import runpy
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 
 import aotgrad
-from aotgrad.backends import Backend, graph_outputs
+from aotgrad.backends import Backend, graph_outputs, graph_part
 from aotgrad.errors import BackendError
 from tests.training_step.comparing import Training, assert_trains_like_eager, batches, plain_step
 
@@ -124,7 +125,119 @@ def test_unsupported_ops_run_between_compiled_parts():
     assert_like_eager(between, backend, (3, 4), (4, 5))
     assert [role for role, _, _ in backend.graphs].count("forward") == 3
     (first, *_) = backend.graphs
-    assert first[1] == ["primal 0", "primal 1"] and first[2][0] == "None"
+    assert first[1] == ["primal 0", "primal 1"] and first[2][0] == "saved tanh"
+
+
+class Parts(Noting):
+    def compile(self, graph, inputs, role):
+        shown = [str(each) for each in inputs], [str(each) for each in graph_outputs(graph)]
+        self.graphs.append((role, graph_part(graph), *shown))
+        return graph.forward
+
+
+def test_parts_say_where_values_come_from_and_go_to():
+    backend = Parts([aten.sort.default])
+    assert_like_eager(lambda x: torch.sort(x.sin())[0].cos() * x.sin(), backend, (4,))
+    assert backend.graphs[:2] == [
+        ("forward", 0, ["primal 0"], ["sin, for parts 1, 2"]),
+        ("forward", 2, ["getitem, from part 1", "sin, from part 0"], ["output 0"]),
+    ]
+    whole = Parts()
+    assert_like_eager(lambda x: x.sin(), whole, (4,))
+    assert whole.graphs[0] == ("forward", None, ["primal 0"], ["output 0", "saved primals_1"])
+
+
+def test_a_value_of_a_part_that_leaves_the_graph_has_its_slot_and_its_readers():
+    backend = Parts([aten.sort.default])
+    assert_like_eager(lambda x: (y := (x * 2).exp(), torch.sort(y)[0].exp())[1], backend, (4,))
+    assert backend.graphs[0] == ("forward", 0, ["primal 0"], ["saved exp, for part 1"])
+    (last,) = [outputs for _, part, _, outputs in backend.graphs if part == 2][:1]
+    assert last == ["output 0"]
+
+
+def test_a_part_writes_over_no_value_that_another_part_reads():
+    class WritesOver(Noting):
+        writes_over = True
+
+        def compile(self, graph, inputs, role):
+            run, marked = graph.forward, [k for k, each in enumerate(inputs) if each.may_be_overwritten]
+            self.graphs.append((role, marked))
+
+            def overwriting(*args):
+                results = run(*args)
+                for k in marked:
+                    args[k].fill_(7)
+                return results
+
+            return overwriting
+
+    def function(x):
+        y = (x * 2).exp()
+        return (torch.sort(y)[0] * y).sin().cumsum(0) * y
+
+    backend = WritesOver([aten.sort.default, aten.cumsum.default, aten.flip.default])
+    x = torch.randn(2**18, requires_grad=True)
+    found, wanted = aotgrad.aot_function(function, backend), function
+    gradients = [torch.autograd.grad(run(x).sum(), x)[0] for run in (found, found, wanted)]
+    torch.testing.assert_close(gradients[0], gradients[2])
+    torch.testing.assert_close(gradients[1], gradients[2])
+    assert any(marked for role, marked in backend.graphs if role == "backward")
+
+
+# --- Numbers ---------------------------------------------------------------------------------------------------------
+
+FLOATS = {aten.mul.Tensor, aten.sin.default, aten.cos.default, aten.add.Tensor, aten.view.default, aten.neg.default}
+FLOATS |= {aten.sum.default, aten.expand.default}
+
+
+class OnlyFloats(Backend):
+    """Knows a few ops on tensors, and nothing about numbers."""
+
+    name = "floats"
+
+    def __init__(self):
+        self.compiled = []
+
+    def supports(self, node):
+        return node.target in FLOATS
+
+    def compile(self, graph, inputs, role):
+        self.compiled += [node.target for node in graph.graph.nodes if node.op == "call_function"]
+        assert FLOATS.issuperset(self.compiled)
+        return torch.fx.Interpreter(graph).run
+
+
+NUMBERS = {
+    "sizes": lambda x: (x.sin().view(x.shape[0] * 2, -1) * x.shape[0]).cos() + x.shape[1],
+    "item": lambda x: x.sin() * x.sum().item(),
+    "size_after_an_op": lambda x: x.sin().view(-1).cos() * (x.sin().view(-1).shape[0] + 1),
+    "size_behind_an_island": lambda x: torch.sort(x.sin())[0].view(x.shape[0] * 2, -1).cos(),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_that_are_not_supported_are_computed_in_python(name, dynamic):
+    function, backend = NUMBERS[name], OnlyFloats()
+    compiled = aotgrad.aot_function(function, backend, dynamic=dynamic)
+    for shape in ((4, 6), (6, 8)):
+        x = torch.randn(shape, requires_grad=True)
+        found, wanted = compiled(x), function(x)
+        torch.testing.assert_close(found, wanted)
+        gradients = [torch.autograd.grad(each.square().sum(), x) for each in (found, wanted)]
+        torch.testing.assert_close(*gradients)
+    assert aten.sin.default in backend.compiled and len(compiled.plans()) == (1 if dynamic else 2)
+
+
+def test_supports_is_asked_about_numbers():
+    backend = Noting()
+    x = torch.ones(4, 6)
+    aotgrad.aot_function(NUMBERS["sizes"], backend, dynamic=True)(x)
+    aotgrad.aot_function(NUMBERS["item"], backend)(x)
+    asked = {node.target for node in backend.asked}
+    assert {operator.mul, aten._local_scalar_dense.default} <= asked
+    (row,) = aotgrad.explain(NUMBERS["item"], backend=OnlyFloats())(x).islands
+    assert (row.name, row.reason) == ("_local_scalar_dense", "floats does not support it")
 
 
 def test_parts_are_as_few_as_possible():
