@@ -26,6 +26,7 @@ from aotgrad.conformance.subjects import Function, ModuleFunction, SampleCall, S
 from aotgrad.conformance.sweep import Task
 from aotgrad.conformance.variants import OF_BACKENDS, CallVariant
 from aotgrad.conformance.verdict import Inherited, SubjectVerdict
+from aotgrad.debug.check import TOLERANCE, TOLERANCES
 from aotgrad.debug.minify import minify
 from aotgrad.errors import NothingToMinify
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
@@ -68,14 +69,16 @@ class BackendChecks:
         place: the backend's name, or `module:attribute`.
         without: the ATen ops that it does not get.
         device: of the sample inputs.
+        tolerance: multiplies the errors that are allowed.
     """
 
     place: str
     without: tuple[str, ...] = ()
     device: str = "cpu"
+    tolerance: float = 1
 
     def __call__(self) -> Callable[[Task], CheckedOps]:
-        checker = BackendChecker(self.backend(), self.subjects())
+        checker = BackendChecker(self.backend(), self.subjects(), self.tolerance)
         checker.verdict(Task("", "float32", "mul", 1), EAGER)  # what is imported on first use does not count for a check
         return checker
 
@@ -87,7 +90,8 @@ class BackendChecks:
         return {**find_subjects(self.device), **{program.name: replace(program, device=self.device) for program in PROGRAMS}}
 
     def __str__(self) -> str:
-        return f"{self.place} without {', '.join(self.without)}" if self.without else self.place
+        without = f" without {', '.join(self.without)}" if self.without else ""
+        return f"{self.place}{without}{f', tolerance {self.tolerance:g}' if self.tolerance != 1 else ''}"
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,7 @@ class BackendChecker:
 
     backend: PartitionCompiler
     subjects: dict[str, Subject]
+    tolerance: float = 1
 
     def __call__(self, task: Task) -> CheckedOps:
         counting = CountingBackend(self.backend)
@@ -109,7 +114,8 @@ class BackendChecker:
         def compile(function: Function, variant: CallVariant) -> Callable:
             return compiled_by(backend, function, variant)
 
-        return check_subject(self.subjects[task.subject], OF_BACKENDS[task.variant], compile, task.samples)
+        variant = OF_BACKENDS[task.variant]
+        return check_subject(self.subjects[task.subject], variant, compile, task.samples, self.tolerance)
 
 
 def compiled_by(backend: PartitionCompiler, function: Function, variant: CallVariant) -> Callable:
@@ -141,8 +147,9 @@ class BackendMinimizer:
             path = self.folder / f"{re.sub(r'[^A-Za-z0-9.-]+', '_', f'{task.subject}-{task.variant}').strip('_')}.py"
             for call in subjects[task.subject].calls(variant, task.samples):
                 torch.manual_seed(0)
+                settings = {"dynamic": variant.dynamic, "limit_s": self.limit_s}
                 try:
-                    minify(*plain_call(call), backend, path=path, dynamic=variant.dynamic, limit_s=self.limit_s)
+                    minify(*plain_call(call), backend, path=path, tolerance=self.tolerance_of(variant), **settings)
                 except NothingToMinify:
                     continue
                 except Exception as error:
@@ -151,6 +158,11 @@ class BackendMinimizer:
             return "none: each graph alone agrees with eager"
 
         return answer
+
+    def tolerance_of(self, variant: CallVariant) -> float | None:
+        """The error that `minify` allows; `None`: by dtype."""
+        factor = self.checks.tolerance
+        return None if factor == 1 else factor * TOLERANCES.get(variant.dtype or torch.float32, TOLERANCE)
 
 
 def plain_call(call: SampleCall) -> tuple[Callable, tuple[torch.Tensor, ...]]:

@@ -37,15 +37,17 @@ UNINITIALIZED_OPERATORS = ("empty", "new_empty", "resize_", "resize_as_")
 """How the names of operators start whose values are whatever lies in memory."""
 
 
-def check_subject(subject: Subject, variant: CallVariant, compile: CompileFunction, most: int = 2) -> SubjectVerdict:
-    """The worst verdict of at most `most` samples."""
+def check_subject(
+    subject: Subject, variant: CallVariant, compile: CompileFunction, most: int = 2, tolerance: float = 1
+) -> SubjectVerdict:
+    """The worst verdict of at most `most` samples. `tolerance` multiplies the errors that are allowed."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             calls = subject.calls(variant, most)
         except Exception as error:
             return NotSupported(f"no samples: {message(error)}")
-        check = CallCheck(subject.name, variant, compile)
+        check = CallCheck(subject.name, variant, compile, tolerance)
         return worst([check(call) for call in calls])
 
 
@@ -56,6 +58,7 @@ class CallCheck:
     name: str
     variant: CallVariant
     compile: CompileFunction
+    tolerance: float = 1
 
     def __call__(self, call: SampleCall) -> SubjectVerdict:
         try:
@@ -75,8 +78,8 @@ class CallCheck:
 
     def compare(self, call: SampleCall, actual: Observation, wanted: Observation) -> SubjectVerdict:
         found = list(different_facts(actual, wanted))
-        if not found and any(different_values(actual, wanted)) and not self.is_open(call, wanted):
-            found = list(different_values(actual, wanted))
+        if not found and (values := list(different_values(actual, wanted, self.tolerance))):
+            found = [] if self.is_open(call, wanted) else values
         if found:
             return Wrong(one_line("; ".join(found)))
         other_strides = list(itertools.islice(different_strides(actual, wanted), 3))
@@ -86,7 +89,7 @@ class CallCheck:
         """Whether a second eager run gives other values; after another seed, where decompositions draw differently."""
         if self.name.startswith(UNINITIALIZED_OPERATORS):
             return True
-        if any(different_values(observe_call(call), wanted)):
+        if any(different_values(observe_call(call), wanted, self.tolerance)):
             return True
         return not self.variant.runs_eager_ops and any(different_values(observe_call(call, seed=OTHER_SEED), wanted))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -34,6 +35,8 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
                         help=f"default: all of {', '.join(OF_BACKENDS)}")  # fmt: skip
     parser.add_argument("--operators", nargs="+", metavar="PREFIX", help="only names that start so, such as nn.functional.l")
     parser.add_argument("--samples", type=int, default=2, help="the most samples of an operator (default: 2)")
+    parser.add_argument("--tolerance", type=positive, default=1, metavar="FACTOR",
+                        help="multiplies the errors that are allowed, for lower precision (default: 1)")  # fmt: skip
     parser.add_argument("--jobs", type=int, default=1, help="how many processes (default: 1)")
     parser.add_argument("--limit", type=float, default=60, metavar="SECONDS", help="for one check (default: 60)")
     parser.add_argument("--results", type=Path, default=Path("check.jsonl"), metavar="FILE",
@@ -48,6 +51,13 @@ def add_check_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
 
 
+def positive(text: str) -> float:
+    """Raises ValueError."""
+    if not 0 < (value := float(text)) < math.inf:
+        raise ValueError
+    return value
+
+
 def check_backend_named(arguments: argparse.Namespace) -> BackendReport:
     """Run the checks that have no result yet, minimize the failures, and report on all that were chosen.
 
@@ -55,7 +65,8 @@ def check_backend_named(arguments: argparse.Namespace) -> BackendReport:
         UsageError: there is no such backend, no such operator, or a package is missing.
     """
     try:
-        checks = BackendChecks(arguments.target, draw_ops(arguments.without, arguments.seed), arguments.device)
+        without = draw_ops(arguments.without, arguments.seed)
+        checks = BackendChecks(arguments.target, without, arguments.device, arguments.tolerance)
         checks.backend()
         subjects = checks.subjects()
     except BackendError as error:

@@ -1,16 +1,18 @@
 """Differences between two runs, and whether they concern more than strides.
 
-list(differences(actual, wanted))       ["output 0: requires_grad is False, not True"]
+list(different_facts(actual, wanted))       ["output 0: requires_grad is False, not True"]
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from aotgrad import torch_compat
 from aotgrad.conformance.observe import Observation
 
 
@@ -25,20 +27,38 @@ def different_facts(actual: Observation, wanted: Observation) -> Iterator[str]:
             yield f"{name} is {got}, not {expected}"
 
 
-def different_values(actual: Observation, wanted: Observation) -> Iterator[str]:
+def different_values(actual: Observation, wanted: Observation, tolerance: float = 1) -> Iterator[str]:
+    """What differs, the largest error first. `tolerance` multiplies the errors that torch allows for a dtype."""
+    found: list[tuple[float, str]] = []
     for name in {**wanted.values, **actual.values}:
         got, expected = actual.values.get(name), wanted.values.get(name)
         if got is None or expected is None:
             if got is not expected:
-                yield f"{name} is {tensor_text(got)}, not {tensor_text(expected)}"
-        elif message := value_message(got, expected):
-            yield f"{name}: {message}"
+                found.append((math.inf, f"{name} is {tensor_text(got)}, not {tensor_text(expected)}"))
+        elif message := value_message(got, expected, tolerance):
+            found.append((largest_error(got, expected), f"{name}: {message}"))
+    yield from (text for _, text in sorted(found, key=lambda each: each[0], reverse=True))
 
 
-def value_message(got: Tensor, expected: Tensor) -> str:
+def largest_error(got: Tensor, expected: Tensor) -> float:
+    """The largest difference of two elements over the largest number that is expected; infinite where there is none."""
+    if got.shape != expected.shape or got.dtype != expected.dtype or got.layout is not expected.layout:
+        return math.inf
+    if got.layout is not torch.strided or got.is_quantized:
+        return math.inf
+    kind = torch.complex128 if got.is_complex() else torch.float64
+    one, other = got.detach().to(kind), expected.detach().to(kind)
+    scale, error = (float(each.abs().max()) if each.numel() else 0.0 for each in (other, one - other))
+    return error / scale if math.isfinite(error) and scale > 0 else math.inf
+
+
+def value_message(got: Tensor, expected: Tensor, tolerance: float = 1) -> str:
     """One line on why two tensors are not close; empty if they are."""
+    rtol, atol = torch_compat.tolerances_of(got, expected)
     try:
-        torch.testing.assert_close(got, expected, equal_nan=True, check_stride=False)
+        torch.testing.assert_close(
+            got, expected, rtol=rtol * tolerance, atol=atol * tolerance, equal_nan=True, check_stride=False
+        )
     except AssertionError as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         return " ".join([lines[0], *(line for line in lines if "absolute difference" in line)])

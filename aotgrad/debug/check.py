@@ -20,6 +20,7 @@ from aotgrad import torch_compat
 from aotgrad.backends.base import AnyBackend, PartitionCompiler
 from aotgrad.backends.registry import as_backend
 from aotgrad.debug.programs import ConcreteProgram, copy_graph_module, copy_value, with_inputs
+from aotgrad.graph.kept_calls import KeptBackward
 from aotgrad.ir import BoxedCallable, GraphHalf, Partition
 from aotgrad.slots import Primal, SlotSignature, UserOutput
 
@@ -137,6 +138,9 @@ def compile_alone(program: ConcreteProgram, backend: PartitionCompiler, dynamic:
     else:
         fakes = [mode.from_tensor(value) if isinstance(value, torch.Tensor) else value for value in program.inputs]
     FakeTensorProp(module, mode).propagate_dont_convert_inputs(*fakes)
+    for node in module.graph.nodes:
+        if isinstance(node.target, KeptBackward):
+            FakeTensorProp(node.target.graph, mode).propagate_dont_convert_inputs(*(arg.meta["val"] for arg in node.args))
     inputs = tuple(Primal(k) for k in range(len(fakes)))
     outputs = tuple(UserOutput(k) for k in range(len(program.returned)))
     half = GraphHalf(module, SlotSignature(inputs, outputs))

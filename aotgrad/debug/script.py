@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator
@@ -18,10 +19,10 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad import torch_compat
 from aotgrad.backends.base import AnyBackend
 from aotgrad.debug.check import BackendFailure
-from aotgrad.debug.programs import ConcreteProgram
-from aotgrad.errors import BackendError
+from aotgrad.debug.programs import ConcreteProgram, copy_graph_module
 from aotgrad.graph.kept_calls import KeptBackward
 
 MOST_ELEMENTS = 64
@@ -37,9 +38,9 @@ from math import inf, nan
 import torch
 from torch import device
 
-from aotgrad.debug import check_backend
+{of_kept}from aotgrad.debug import check_backend
 {imports}
-
+{kept}
 class Repro(torch.nn.Module):
 {attributes}{forward}
 
@@ -80,24 +81,68 @@ def script_text(
         tolerance: see `check_backend`.
         data: the file of large inputs.
         dynamic: compile for symbolic sizes.
-
-    Raises:
-        BackendError: the program has gradients of a kept call.
     """
-    if kept := [node.target for node in program.module.graph.nodes if isinstance(node.target, KeptBackward)]:
-        raise BackendError(
-            f"a script cannot contain {kept[0]}, which computes the gradients of a call that the backend keeps"
-        )
+    module, kept = with_named_gradients(program.module)
     name, imports, note = backend_code(backend)
     return TEMPLATE.format(
         failure=f"{failure.kind}: {first_line(failure.text)}".replace('"""', "'''").replace("\\", "/"),
         backend_note=note,
+        of_kept=IMPORTS_OF_KEPT if kept else "",
         imports=imports,
-        attributes=textwrap.indent("".join(attribute_lines(program.module)), "    "),
-        forward=textwrap.indent(code_of(program.module), "    "),
+        kept="".join(itertools.starmap(kept_text, kept.items())),
+        attributes=textwrap.indent("".join(attribute_lines(module)), "    "),
+        forward=textwrap.indent(code_of(module), "    "),
         inputs="\n".join(f"        {line}," for line in input_lines(program, is_random, data)),
         backend=name,
         settings=("" if tolerance is None else f", tolerance={tolerance}") + (", dynamic=True" if dynamic else ""),
+    )
+
+
+KEPT_TEMPLATE = """
+class {kind}(torch.nn.Module):
+{forward}
+
+
+{name} = KeptBackward({function}, torch.fx.symbolic_trace({kind}()), {parts})
+torch.fx.wrap("{name}")
+
+"""
+
+IMPORTS_OF_KEPT = "from aotgrad.backends import CallArgument, KeptBackward\n"
+
+
+def with_named_gradients(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, KeptBackward]]:
+    """A copy whose nodes of `KeptBackward`s call functions of a script, and the names of these."""
+    copy = copy_graph_module(module)
+    kept: dict[str, KeptBackward] = {}
+    for node in copy.graph.nodes:
+        if isinstance(node.target, KeptBackward):
+            kept[f"kept_{node.name}"] = node.target
+            node.target = NamedFunction(node.name)
+    copy.recompile()
+    return copy, kept
+
+
+class NamedFunction:
+    """What the code of a graph calls by its name, behind that of the module."""
+
+    __module__ = "kept"
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+
+    def __call__(self, *_: Any) -> Any:
+        raise NotImplementedError(f"{self.__name__} is a name in a script")
+
+
+def kept_text(name: str, target: KeptBackward) -> str:
+    """The source of the gradients of a kept call."""
+    function = torch_compat.function_name(target.function) or f"torch.{target.function.__name__}"
+    parts = ", ".join(map(repr, (target.inputs, target.outputs, target.args, dict(target.kwargs))))
+    return KEPT_TEMPLATE.format(
+        kind="".join(part.capitalize() for part in name.split("_")[1:]),
+        forward=textwrap.indent(code_of(target.graph), "    "),
+        **{"name": name, "function": function, "parts": parts},
     )
 
 

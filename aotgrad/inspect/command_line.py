@@ -107,8 +107,8 @@ def make_parser() -> argparse.ArgumentParser:
     command.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it to this file; needs matplotlib")
     text = "write the page of a report that explain --json printed"
     command = commands.add_parser("page", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    command.add_argument("report", type=Path, metavar="REPORT.json")
-    command.add_argument("page", type=Path, metavar="PAGE.html")
+    command.add_argument("report", type=Path, metavar="REPORT.json", help="what explain --json printed")
+    command.add_argument("page", type=Path, metavar="PAGE.html", help="the file to write")
     command.set_defaults(run=run_page, no_grad=False)
     command = commands.add_parser("check", help="compare a backend of your own with eager", description=DESCRIPTION)
     add_check_arguments(command)

@@ -152,6 +152,7 @@ from aotgrad.torch_compat.databases import (
     module_database,
     noncontiguous_like,
     operator_database,
+    tolerances_of,
 )
 from aotgrad.torch_compat.dynamo import (
     breaks_dynamos_graph,

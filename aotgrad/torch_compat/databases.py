@@ -30,6 +30,13 @@ def module_database() -> list[Any]:
     return list(module_db)
 
 
+def tolerances_of(*tensors: torch.Tensor) -> tuple[float, float]:
+    """The relative and the absolute error that `torch.testing.assert_close` allows between tensors."""
+    from torch.testing._comparison import default_tolerances
+
+    return default_tolerances(*tensors)
+
+
 def has_own_kernel(packet: Any) -> bool:
     """Whether a trace contains the op itself, and not the ops that it is composed of."""
     names = {f"{packet._qualified_op_name}.{overload}".removesuffix(".default") for overload in packet.overloads()}

@@ -35,6 +35,27 @@ class CosForSin(Correct):
         node.target = aten.cos.default
 
 
+class SlightlyOff(Correct):
+    name, mistake = "slightly off", (aten.exp.default,)
+
+    def spoil(self, node):
+        with node.graph.inserting_after(node):
+            off = node.graph.call_function(aten.mul.Tensor, (node, 1.00005))
+        node.replace_all_uses_with(off, lambda user: user is not off)
+
+
+class Doubling(Correct):
+    """Keeps `layer_norm`, and returns twice its gradients."""
+
+    name, keep = "doubling", frozenset({torch.nn.functional.layer_norm})
+
+    def compile(self, graph, inputs, role):
+        for node in graph.graph.nodes:
+            if isinstance(target := node.target, aotgrad.backends.KeptBackward):
+                node.target = lambda *values, target=target: tuple(2 * each for each in target(*values))
+        return fx.Interpreter(graph).run
+
+
 class OtherDtype(Correct):
     name, mistake = "other dtype", (aten.floor.default,)
 

@@ -108,6 +108,34 @@ def test_a_mistake_of_a_backend(backend, subject, kind, tmp_path):
     assert fails_when_run(path).startswith("ValueError: no tan" if kind is Raised else "differs")
 
 
+def test_a_lower_precision_may_be_allowed(tmp_path):
+    task = Task("slightly off", "float32", "exp", 1)
+    found = {}
+    for tolerance in (1, 10, 1000):
+        checks = BackendChecks(f"{PLACE}:SlightlyOff", tolerance=tolerance)
+        found[tolerance] = type(checks()(task).verdict)
+        assert ("tolerance" in str(checks)) == (tolerance != 1)
+    assert found == {1: Wrong, 10: Wrong, 1000: Passed}
+    strict, lax = (BackendMinimizer(BackendChecks("", tolerance=factor), tmp_path) for factor in (1, 1000))
+    assert strict.tolerance_of(OF_BACKENDS["float32"]) is None and lax.tolerance_of(OF_BACKENDS["float32"]) == 0.1
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "inf", "nan", "many"])
+def test_a_tolerance_is_a_positive_number(text, capsys):
+    with pytest.raises(SystemExit):
+        main(["check", "eager", "--tolerance", text])
+    assert "invalid positive value" in capsys.readouterr().err
+
+
+def test_gradients_of_a_kept_call_get_a_script(tmp_path):
+    task = Task("Doubling", "float32", "nn_functional_layer_norm", 1)
+    checks = BackendChecks(f"{PLACE}:Doubling")
+    assert isinstance(checks()(task).verdict, Wrong)
+    path = BackendMinimizer(checks, tmp_path)()(task)
+    assert "KeptBackward(torch.nn.functional.layer_norm" in Path(path).read_text()
+    assert fails_when_run(path).startswith("differs")
+
+
 def test_names_may_be_written_as_in_torch():
     names = ["nn.Linear (training)", "nn_functional_linear", "sin"]
     assert names_with(["nn.functional.linear", "nn.Lin"], names) == names[:2]

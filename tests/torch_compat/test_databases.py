@@ -40,3 +40,8 @@ def test_a_tensor_with_gaps():
 def test_ops_that_traces_contain():
     assert compat.has_own_kernel(torch.ops.aten.sin) and compat.has_own_kernel(torch.ops.aten.index_put)
     assert not compat.has_own_kernel(torch.ops.aten.vstack)
+
+
+def test_allowed_errors():
+    assert compat.tolerances_of(torch.ones(1), torch.ones(1)) == (1.3e-6, 1e-5)
+    assert compat.tolerances_of(torch.ones(1, dtype=torch.int64)) == (0, 0)
