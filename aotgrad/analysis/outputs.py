@@ -237,7 +237,8 @@ class _Outputs:
         members = []
         for position in group:
             value = self.capture.outputs[position]
-            if is_custom_function_view(value, stops=set()):
+            base = value if value._base is None else value._base
+            if is_custom_function_view(value, stops={base.grad_fn}):
                 self.infos[position] = ir.CustomFunctionView(value.requires_grad, None, None)
             elif is_view_of_a_wrapper(value):
                 self.infos[position] = self.single(position)

@@ -273,6 +273,17 @@ def a_custom_view_with_setup_context(x):
     return TransposedView.apply(y), y[0]
 
 
+@CASES.add(lambda: (leaf(2, 3),))
+def views_of_a_result(x):
+    return TripledGradient.apply(x).chunk(2)
+
+
+@CASES.add(lambda: (leaf(2, 3),))
+def a_result_and_its_views(x):
+    y = TripledGradient.apply(x)
+    return y.detach(), y.view(-1), y
+
+
 @CASES.add(lambda: (leaf(3),))
 def an_alias_with_another_gradient(x):
     return SameTensor.apply(x), x * 2
