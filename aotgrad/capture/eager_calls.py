@@ -10,8 +10,6 @@ form of its results is learnt on the values of this call: the nodes that lead to
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,8 +21,10 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
+from aotgrad.capture.undo import kept_random_states, restored_tensors
 from aotgrad.capture.values import Prologue, node_of
-from aotgrad.eager_calls.call import KNOWN, DenseForm, Differentiation, EagerCall, Invocation, modules_among, named_state
+from aotgrad.eager_calls.call import CALLS, KNOWN, Differentiation, EagerCall, Invocation, modules_among, named_state
+from aotgrad.eager_calls.forms import DenseForm
 from aotgrad.eager_calls.mark import recorded_applications, recorded_by
 from aotgrad.eager_calls.ops import CALL, Recorded
 from aotgrad.errors import CaptureError
@@ -106,12 +106,30 @@ class EagerCallRecorder:
         if any(map(torch_compat.is_wrapper_subclass, tensors)):
             raise CaptureError(f"{name} is not traced, since {reason}, and gets a tensor subclass; pass plain tensors")
         constants = tuple((k, value) for k, value in enumerate(leaves) if not isinstance(value, torch.Tensor))
+        distinct = list({id(value): value for value in tensors}.values())
+        places = {id(value): k for k, value in enumerate(distinct)}
+        positions = tuple(places[id(value)] for value in tensors)
         grad_mode = torch.is_grad_enabled()
-        needs = tuple(grad_mode and value.requires_grad for value in tensors)
+        needs = tuple(grad_mode and value.requires_grad for value in distinct)
         autocast = torch_compat.autocast_state()
-        invocation = Invocation(function, name, reason, spec, constants, tuple(named), needs, grad_mode, autocast)
-        call = self.known(invocation, tensors, lambda: list(map(self.example, tensors)))
-        return call.structure.rebuild(self.apply(call, tensors))
+        invocation = Invocation(
+            *(function, name, reason, spec, constants, positions, tuple(named), needs, grad_mode, autocast)
+        )
+        return self.perform(self.known(invocation, distinct, lambda: list(map(self.example, distinct))), distinct)
+
+    def perform(self, call: EagerCall, tensors: Sequence[torch.Tensor]) -> Any:
+        """What a call returns, after the writes that it makes.
+
+        Raises:
+            CaptureError: it changes memory that another of its arguments shares.
+        """
+        changed = call.changed
+        reject_shared_writes(call, tensors)
+        given = [value.clone() if k in changed else value for k, value in enumerate(tensors)]  # with the old history
+        outputs = self.apply(call, given)
+        for k, value in call.new_values(outputs).items():
+            call.writes[k].to(tensors[k], value)
+        return call.returned(tensors, outputs)
 
     def differentiate(
         self, call: EagerCall, tape: torch.Tensor, inputs: Sequence[torch.Tensor], gradients: Sequence[Any]
@@ -154,7 +172,7 @@ class EagerCallRecorder:
             )
         if (found := KNOWN.get(key)) is not None:
             return found
-        with unobserved_run(), explained_closures(invocation.name):
+        with unobserved_run(invocation.name), explained_closures(invocation.name):
             call = EagerCall.learn(invocation, make_examples())
         KNOWN[key] = call
         return call
@@ -164,7 +182,21 @@ class EagerCallRecorder:
         if torch_compat.any_functional([tensor]):
             assert self._examples is not None
             tensor = self._examples.value_of(node_of(tensor, self._recorder))
-        return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+        return DenseForm.of(tensor).copy_of(tensor)
+
+
+def reject_shared_writes(call: EagerCall, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise if a call changes an argument that shares memory with another one.
+
+    Raises:
+        CaptureError
+    """
+    storages = [torch_compat.storage_key(value) for value in tensors]
+    if any(storages.count(storages[k]) > 1 for k in call.changed):
+        raise CaptureError(
+            f"{call.invocation.name}, which is not traced, changes an argument in place, and another argument is a view of "
+            "the same memory; pass one of them, and make the other in the function"
+        )
 
 
 class Examples(Prologue):
@@ -176,7 +208,7 @@ class Examples(Prologue):
     def _copy(self, node: fx.Node) -> fx.Node:
         if node.target is not CALL:
             return super()._copy(node)
-        with unobserved_run():
+        with unobserved_run(CALLS[node.args[0]].invocation.name):  # pyright: ignore[reportArgumentType]
             return self._run(copy_node(self.graph, node, self._copies.__getitem__))
 
 
@@ -199,33 +231,22 @@ def explained_closures(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unobserved_run() -> Iterator[None]:
-    """Inside, a function runs for real, and no random generator moves."""
+def unobserved_run(name: str) -> Iterator[None]:
+    """Inside, a function runs for real, and no random generator moves, and no tensor but its own changes.
+
+    Raises:
+        CaptureError: it changes another tensor in a way that has a gradient.
+    """
     with (
         torch_compat.bare_evaluation(),
         torch_compat.no_python_dispatcher(),
         torch_compat.unobserved(),
         torch_compat.hidden_saved_tensor_hooks(),
         kept_random_states(),
+        restored_tensors(name),
         recorded_by(None),
     ):
         yield
-
-
-@contextlib.contextmanager
-def kept_random_states() -> Iterator[None]:
-    """Inside, random numbers are drawn that will be drawn again: by torch, Python and NumPy."""
-    numpy, torchs = sys.modules.get("numpy"), torch_compat.default_generators()
-    states = [generator.get_state() for generator in torchs]
-    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
-    try:
-        yield
-    finally:
-        for generator, state in zip(torchs, states, strict=True):
-            generator.set_state(state)
-        random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
 
 
 # -- what cannot be traced

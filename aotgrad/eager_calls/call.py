@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
+from aotgrad.eager_calls.forms import DenseForm, Structure
+from aotgrad.eager_calls.memory import UNCHANGED, Alias, ArgumentBefore, ArgumentWrite, find_aliases
 from aotgrad.eager_calls.tape import Tape
 from aotgrad.errors import CaptureError, EagerCallError
 
@@ -32,50 +34,39 @@ _call_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
-class DenseForm:
-    """What a graph knows of a tensor."""
+class FinishedRun:
+    """What a run did.
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
+    Attributes:
+        leaves: its inputs.
+        arguments: what the function got for them; now with their new values.
+        writes: how each argument was changed.
+        new: the tensors with memory of their own that it has made.
+        structure: of what the function returned, with one of `aliases` for each tensor.
+    """
 
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> DenseForm:
-        return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.device)
-
-    def empty(self) -> torch.Tensor:
-        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
-
-    def admits(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has this form, strides aside."""
-        return (tuple(tensor.size()), tensor.dtype, tensor.device) == (self.size, self.dtype, self.device)
-
-    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The values of a tensor with the strides of this form."""
-        return tensor if tuple(tensor.stride()) == self.stride else self.empty().copy_(tensor)
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.size)}".removeprefix("torch.")
-
-
-@dataclass(frozen=True)
-class Structure:
-    """The structure of the results of a function: a pytree whose leaves are tensors and `None`."""
-
-    spec: Any
-    is_tensor: tuple[bool, ...]
+    leaves: tuple[torch.Tensor, ...]
+    arguments: tuple[torch.Tensor, ...]
+    writes: tuple[ArgumentWrite, ...]
+    new: tuple[torch.Tensor, ...]
+    structure: Structure
+    aliases: tuple[Alias, ...]
 
     @classmethod
-    def of(cls, results: Any) -> tuple[Structure, list[Any]]:
-        """The structure of some results, and the leaves that are not `None`."""
-        leaves, spec = pytree.tree_flatten(results)
-        given = [leaf for leaf in leaves if leaf is not None]
-        return cls(spec, tuple(leaf is not None for leaf in leaves)), given
+    def of_new(cls, leaves: tuple[torch.Tensor, ...], results: Any) -> FinishedRun:
+        """Of a run that changes nothing and returns new tensors."""
+        structure, new = Structure.of(results)
+        aliases = (Alias.of(value, len(leaves) + k, value) for k, value in enumerate(new))
+        return cls(leaves, leaves, (UNCHANGED,) * len(leaves), tuple(new), structure, tuple(aliases))
 
-    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        rest = iter(tensors)
-        return pytree.tree_unflatten([next(rest) if given else None for given in self.is_tensor], self.spec)
+    def tape(self, changed: Collection[int]) -> Tape:
+        """The tape whose results are the new tensors, then the new values of arguments."""
+        return Tape(self.leaves, (*self.new, *(self.arguments[k] for k in sorted(changed))))
+
+
+def changed_among(writes: Sequence[ArgumentWrite]) -> tuple[int, ...]:
+    """The arguments that are changed."""
+    return tuple(k for k, write in enumerate(writes) if write.kind)
 
 
 @dataclass(frozen=True)
@@ -84,8 +75,9 @@ class Invocation:
 
     Attributes:
         spec, constants: the structure of the arguments, and those that are no tensors, by position.
+        positions: where the others, and then the tensors of `state`, are among the distinct tensors of the call.
         state: the names of the parameters and buffers of the modules among the constants, which are tensors, too.
-        needs: which tensors require grad.
+        needs: which distinct tensors require grad.
         autocast: the state of autocast around the call.
     """
 
@@ -94,6 +86,7 @@ class Invocation:
     reason: str
     spec: Any
     constants: tuple[tuple[int, Any], ...]
+    positions: tuple[int, ...]
     state: tuple[str, ...]
     needs: tuple[bool, ...]
     grad_mode: bool
@@ -103,25 +96,33 @@ class Invocation:
     def key(self) -> tuple[Any, ...]:
         """Equal for calls of one function in one way."""
         constants = tuple((k, constant_identity(value)) for k, value in self.constants)
-        return self.function, self.spec, constants, self.state, self.needs, self.grad_mode, self.autocast
+        return self.function, self.spec, constants, self.positions, self.state, self.needs, self.grad_mode, self.autocast
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> tuple[Tape, Structure]:
-        """Run the function in eager; returns its results with their history, and their structure.
+    def run(self, inputs: Sequence[torch.Tensor], copied: Collection[int], looks_closely: bool = False) -> FinishedRun:
+        """Run the function in eager.
+
+        Args:
+            copied: the arguments that it gets as copies, since it may change them.
+            looks_closely: whether it is found out which copies it has changed in a hidden way.
 
         Raises:
-            EagerCallError: it returns something else than tensors, changes an argument, or returns memory of one.
+            EagerCallError: it does or returns something that has no place in a graph.
         """
         leaves = [value.detach().requires_grad_(needed) for value, needed in zip(inputs, self.needs, strict=True)]
-        versions = [torch_compat.version_of(leaf) for leaf in leaves]
+        with torch_compat.above_autograd(), torch.enable_grad():
+            arguments = [own_copy(leaf) if k in copied else leaf for k, leaf in enumerate(leaves)]
+        compared = [leaf if looks_closely and k in copied else None for k, leaf in enumerate(leaves)]
+        before = list(map(ArgumentBefore.of, arguments, compared))
         with torch_compat.above_autograd(), torch.set_grad_enabled(self.grad_mode), torch_compat.autocast_as(self.autocast):
-            structure, values = Structure.of(self._call(leaves))
-        if versions != [torch_compat.version_of(leaf) for leaf in leaves]:
-            raise EagerCallError(f"{self.name}, which is not traced, changes an argument in place; change a clone() in it")
+            structure, values = Structure.of(self._call(arguments))
         self._check(values, leaves)
-        return Tape(tuple(leaves), tuple(values)), structure
+        writes = tuple(each.write(self.name) for each in before)
+        with torch_compat.above_autograd():
+            new, aliases = find_aliases(self.name, arguments, values)
+        return FinishedRun(tuple(leaves), tuple(arguments), writes, tuple(new), structure, tuple(aliases))
 
     def _call(self, tensors: Sequence[torch.Tensor]) -> Any:
-        constants, rest = dict(self.constants), iter(tensors)
+        constants, rest = dict(self.constants), iter([tensors[k] for k in self.positions])
         leaves = [constants[k] if k in constants else next(rest) for k in range(self.spec.num_leaves)]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
         if not self.state:
@@ -130,18 +131,23 @@ class Invocation:
         state = dict(zip(self.state, rest, strict=True))
         return torch.func.functional_call(holder, state, args, kwargs, tie_weights=False)
 
-    def _check(self, values: Sequence[Any], inputs: Sequence[torch.Tensor]) -> None:
+    def _check(self, values: Sequence[Any], leaves: Sequence[torch.Tensor]) -> None:
         kinds = [type(value).__name__ for value in values if not isinstance(value, torch.Tensor)]
         if kinds:
             raise EagerCallError(f"{self.name}, which is not traced, returns a {kinds[0]}; let it return tensors only")
         if any(value.layout is not torch.strided for value in values):
             raise EagerCallError(f"{self.name}, which is not traced, returns a sparse tensor; let it return dense tensors")
-        places = [torch_compat.storage_id(value) for value in (*inputs, *values)]
-        if any(place in places[:k] for k, place in enumerate(places[len(inputs) :], len(inputs))):
+        if any(leaf.grad is not None for leaf in leaves):
             raise EagerCallError(
-                f"{self.name}, which is not traced, returns an argument, a view of one, or two results in the same memory; "
-                "let it return a clone()"
+                f"{self.name}, which is not traced, calls backward(), and the gradients would be lost; use "
+                "torch.autograd.grad in it"
             )
+
+
+def own_copy(leaf: torch.Tensor) -> torch.Tensor:
+    """A copy of an argument that may be changed, with the history of the argument. Nobody may change an expanded tensor."""
+    form = DenseForm.of(leaf)
+    return leaf if form.is_expanded else form.copy_of(leaf)
 
 
 @dataclass(frozen=True)
@@ -167,8 +173,8 @@ class Differentiation:
     def key(self) -> tuple[Any, ...]:
         return self.of.number, self.defined, self.needs
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> tuple[Tape, Structure]:
-        """Compute the gradients of the inputs that get one, with their history."""
+    def run(self, inputs: Sequence[torch.Tensor], copied: Collection[int], looks_closely: bool = False) -> FinishedRun:
+        """Compute the gradients of the inputs that get one, with their history. It changes nothing."""
         first = 1 + len(self.of.inputs)
         pairs = zip(inputs[first:], self.needs[first:], strict=True)
         leaves = [value.detach().requires_grad_(needed) for value, needed in pairs]
@@ -177,8 +183,7 @@ class Differentiation:
         found = tape.gradients(given, wanted, create_graph=True)
         with torch_compat.above_autograd():
             gradients = [self.of.checked_gradient(k, value) for k, value in zip(wanted, found, strict=True)]
-        structure, results = Structure.of(gradients)
-        return Tape((inputs[0], *tape.leaves, *leaves), tuple(results)), structure
+        return FinishedRun.of_new((inputs[0], *tape.leaves, *leaves), gradients)
 
 
 COMPARED_BY_VALUE = (bool, int, float, complex, str, type(None), torch.dtype, torch.device)
@@ -213,12 +218,13 @@ def named_state(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch
 
 @dataclass(frozen=True, eq=False)
 class EagerCall:
-    """An invocation with what it returns.
+    """An invocation with what it does.
 
     Attributes:
-        outputs, structure: the forms of the results, and their structure.
-        differentiable: which results have a gradient.
-        gradients: for each result, the inputs that get a gradient from it.
+        outputs: the forms of the new tensors, then of the new values of changed arguments.
+        structure, aliases, writes: see `FinishedRun`.
+        differentiable: which outputs have a gradient.
+        gradients: for each output, the inputs that get a gradient from it.
         kept_inputs, kept_outputs: those that the autograd graph has saved, so that nobody may change them.
     """
 
@@ -227,6 +233,8 @@ class EagerCall:
     inputs: tuple[DenseForm, ...]
     outputs: tuple[DenseForm, ...]
     structure: Structure
+    aliases: tuple[Alias, ...]
+    writes: tuple[ArgumentWrite, ...]
     differentiable: tuple[bool, ...]
     gradients: tuple[frozenset[int], ...]
     kept_inputs: tuple[int, ...]
@@ -234,34 +242,52 @@ class EagerCall:
 
     @classmethod
     def learn(cls, invocation: Invocation | Differentiation, examples: Sequence[torch.Tensor]) -> EagerCall:
-        """Run an invocation, forward and backward, on example inputs, to learn what it returns.
+        """Run an invocation, forward and backward, on example inputs, to learn what it does.
 
         Raises:
             CaptureError: it cannot be a part of a graph.
         """
         try:
-            tape, structure = invocation.run(examples)
+            run = invocation.run(examples, range(len(examples)), looks_closely=True)
         except EagerCallError as error:
             raise CaptureError(str(error)) from error
+        changed = changed_among(run.writes)
+        tape = run.tape(changed)
         if tape.closes_over_a_leaf():
             raise CaptureError(
                 f"{invocation.name}, which is not traced, computes with a tensor that requires grad and is no argument of "
                 "it, so it would get no gradient; pass it as an argument"
             )
-        kept = {torch_compat.storage_id(value) for value in tape.saved()}
+        kept = set(map(torch_compat.storage_id, tape.saved()))
         call = cls(
             next(_call_numbers),
             invocation,
             tuple(map(DenseForm.of, tape.leaves)),
             tuple(map(DenseForm.of, tape.results)),
-            structure,
+            run.structure,
+            run.aliases,
+            run.writes,
             tuple(value.requires_grad for value in tape.results),
             tuple(tape.inputs_reached(k) for k in range(len(tape.results))),
-            tuple(k for k, value in enumerate(tape.leaves) if torch_compat.storage_id(value) in kept),
-            tuple(k for k, value in enumerate(tape.results) if torch_compat.storage_id(value) in kept),
+            tuple(k for k in kept_among(run.arguments, kept) if k not in changed),
+            kept_among(tape.results, kept),
         )
         CALLS[call.number] = call
         return call
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        """The inputs that are changed."""
+        return changed_among(self.writes)
+
+    def new_values(self, outputs: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """The new values of changed inputs among the outputs, by the positions of the inputs."""
+        return dict(zip(self.changed, outputs[len(outputs) - len(self.changed) :], strict=True))
+
+    def returned(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> Any:
+        """What the function returns, made of the inputs after all writes, and of the new tensors."""
+        roots = (*inputs, *outputs)
+        return self.structure.rebuild([alias.made_of(roots[alias.root]) for alias in self.aliases])
 
     def wanted(self, defined: Sequence[bool]) -> list[int]:
         """The inputs that get a gradient if these results have one."""
@@ -271,19 +297,34 @@ class EagerCall:
         """Call the function; returns the tensor that stands for its tape.
 
         Raises:
-            EagerCallError: the results have other forms than when the function was compiled.
+            EagerCallError: it does something else than when the function around it was compiled.
         """
-        tape, structure = self.invocation.run(inputs)
+        inputs = [form.laid_out(value) for form, value in zip(self.inputs, inputs, strict=True)]
+        run = self.invocation.run(inputs, self.changed)
+        if any(found.kind > known.kind for found, known in zip(run.writes, self.writes, strict=True)):
+            raise EagerCallError(
+                f"{self.invocation.name}, which is not traced, changes an argument in place, but did not do so, or not with "
+                "a gradient, when the function around it was compiled"
+            )
+        tape = run.tape(self.changed)
+        self._check_results(tape, run)
+        return tape.as_tensor()
+
+    def _check_results(self, tape: Tape, run: FinishedRun) -> None:
         found = tuple(value.requires_grad for value in tape.results)
         pairs = itertools.zip_longest(self.outputs, tape.results)
         fits = all(form and value is not None and form.admits(value) for form, value in pairs)
-        if not fits or structure != self.structure or found != self.differentiable:
+        if not fits or run.structure != self.structure or found != self.differentiable:
             have, had = (", ".join(map(str, forms)) for forms in (map(DenseForm.of, tape.results), self.outputs))
             raise EagerCallError(
                 f"{self.invocation.name}, which is not traced, returns {have}, but returned {had} when the function around "
                 "it was compiled; size, dtype and requires_grad of its results must depend on those of its arguments only"
             )
-        return tape.as_tensor()
+        if run.aliases != self.aliases:
+            raise EagerCallError(
+                f"{self.invocation.name}, which is not traced, returns other views, or views of other tensors, than "
+                "when the function around it was compiled"
+            )
 
     def results(self, tape: Tape) -> list[torch.Tensor]:
         """The results of a call without their history."""
@@ -310,3 +351,8 @@ class EagerCall:
 
     def forms_of_gradients(self, defined: Sequence[bool]) -> Iterator[DenseForm]:
         return (self.inputs[k] for k in self.wanted(defined))
+
+
+def kept_among(values: Sequence[torch.Tensor], kept: Collection[int]) -> tuple[int, ...]:
+    """The positions of the tensors whose storages are kept."""
+    return tuple(k for k, value in enumerate(values) if torch_compat.storage_id(value) in kept)

@@ -585,6 +585,7 @@ from aotgrad.torch_compat.views import (
     is_differentiable_view,
     is_forbidden_after_a_write,
     is_hooked_view,
+    is_made_by_function,
     is_stale_view,
     is_view_by_schema,
     is_view_of_leaf,

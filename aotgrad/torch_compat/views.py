@@ -28,6 +28,12 @@ def made_under_no_grad(view: torch.Tensor) -> bool:
     return torch._C._autograd._get_creation_meta(view) == torch._C._autograd.CreationMeta.NO_GRAD_MODE
 
 
+def is_made_by_function(view: torch.Tensor) -> bool:
+    """Whether a view that requires grad is a result of an autograd function, which has a history of its own."""
+    meta = torch._C._autograd.CreationMeta
+    return is_differentiable_view(view) and torch._C._autograd._get_creation_meta(view) == meta.IN_CUSTOM_FUNCTION
+
+
 def is_forbidden_after_a_write(tensor: torch.Tensor) -> bool:
     """Whether autograd forbids a view once its base is changed: it was created under `no_grad`, or with other views."""
     meta = torch._C._autograd.CreationMeta

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import random
-
-import numpy as np
 import pytest
 import torch
 
 import aotgrad
-from aotgrad.capture.eager_calls import Islands, kept_random_states, untraceable_function
+from aotgrad.capture.eager_calls import Islands, untraceable_function
 from tests.eager_calls.functions import NumpyBackward, NumpySin, cosine, leaf, sine
 
 OPS = torch.ops.aotgrad_islands
@@ -46,12 +43,3 @@ def test_an_op_is_found_by_each_of_its_names():
     islands = Islands.on([]).with_function(OPS.sine.default, "a test").with_function(NumpySin, "another")
     assert islands.ops == {OPS.sine: "a test", OPS.sine.default: "a test"}
     assert islands.classes == {NumpySin: "another"}
-
-
-def test_no_random_generator_moves():
-    def draw():
-        return torch.rand(1).item(), random.random(), np.random.rand()
-
-    with kept_random_states():
-        numbers = draw()
-    assert draw() == numbers

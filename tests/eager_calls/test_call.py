@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.utils._pytree as pytree
 
-from aotgrad.eager_calls.call import CALLS, DenseForm, EagerCall, Invocation, Structure
+from aotgrad.eager_calls.call import CALLS, EagerCall, Invocation
+from aotgrad.eager_calls.forms import DenseForm, Structure
 from aotgrad.eager_calls.tape import Tape
 from aotgrad.errors import EagerCallError
 
@@ -14,7 +15,7 @@ from aotgrad.errors import EagerCallError
 def invocation(function, *args, needs):
     leaves, spec = pytree.tree_flatten((args, {}))
     constants = tuple((k, value) for k, value in enumerate(leaves) if not isinstance(value, torch.Tensor))
-    return Invocation(function, "function", "a test", spec, constants, (), needs, True, ())
+    return Invocation(function, "function", "a test", spec, constants, tuple(range(len(needs))), (), needs, True, ())
 
 
 def test_forms_gradients_and_saved_values_are_learnt():

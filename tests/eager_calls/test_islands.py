@@ -378,10 +378,25 @@ def test_a_hook_that_copies_saved_tensors_is_an_error():
         result.sum().backward()
 
 
+class Same(torch.autograd.Function):
+    """The result has the memory of the argument, and another gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 5
+
+
 REFUSED = {
-    "returns an argument, a view of one": lambda x: x.view(-1),
     "returns a float": lambda x: 3.0,
-    "changes an argument in place": lambda x: x.detach().add_(1).clone(),
+    "returns memory of an argument": lambda x: torch.from_numpy(x.detach().numpy()),
+    "with a gradient of its own": lambda x: Same.apply(x),
+    "gives an argument another size": lambda x: x.unsqueeze_(0).sum(),
+    "changes the requires_grad of an argument": lambda x: x.detach_().sin(),
+    "calls backward": lambda x: (x.sum().backward(), x.sin())[1],
     "returns a sparse tensor": lambda x: x.to_sparse(),
 }
 

@@ -1382,21 +1382,71 @@ def data_parallel_module_inside():
 
 
 @error_case
-def island_that_returns_a_view():
-    """A function that is not traced returns a view of its argument."""
-    flat = aotgrad.island(lambda x: x.view(-1))
-    aotgrad.aot_function(lambda x: flat(x.cos()), aotgrad.nop)(torch.ones(3, 2))
+def island_that_returns_an_array_of_its_argument():
+    """A function that is not traced returns the memory of its argument, and autograd does not know."""
+    same = aotgrad.island(lambda x: torch.from_numpy(x.numpy()))
+    aotgrad.aot_function(lambda x: same(x.cos()), aotgrad.nop)(torch.ones(3, 2))
 
 
 @error_case
-def island_that_changes_an_argument():
-    """A function that is not traced changes its argument in place."""
+def island_that_returns_an_argument_with_another_gradient():
+    """A function that is not traced returns its argument through an autograd function, which a view would not repeat."""
+
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    same = aotgrad.island(Same.apply)
+    aotgrad.aot_function(lambda x: same(x.cos()), aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def island_that_changes_shared_memory():
+    """A function that is not traced changes an argument, and another argument is a view of the same memory."""
+    add = aotgrad.island(lambda x, row: x.add_(row))
+    aotgrad.aot_function(lambda x: add(x, x[0]), aotgrad.nop)(torch.ones(3, 2))
+
+
+@error_case
+def island_that_reshapes_an_argument():
+    """A function that is not traced changes the size of an argument in place."""
+    flat = aotgrad.island(lambda x: x.unsqueeze_(0).sum())
+    aotgrad.aot_function(lambda x: flat(x.cos()), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def island_that_changes_a_tensor_with_a_gradient():
+    """A function that is not traced adds what has a gradient to a tensor that is no argument."""
+    total = torch.zeros(3)
+    add_up = aotgrad.island(lambda x: total.add_(x) * 2)
+    aotgrad.aot_function(lambda x: add_up(x.cos()), aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def island_that_calls_backward():
+    """A function that is not traced calls backward(), and its arguments stand for those of the caller."""
+    step = aotgrad.island(lambda x: (x.sum().backward(), x.sin())[1])
+    aotgrad.aot_function(lambda x: step(x.cos()), aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def island_that_changes_an_argument_later():
+    """A function that is not traced changes an argument in a later call only."""
+    calls = []
 
     @aotgrad.island
     def count(x):
-        return x.add_(1) * 2
+        calls.append(1)
+        return x.add_(1) * 2 if len(calls) > 2 else x * 2
 
-    aotgrad.aot_function(lambda x: count(x.cos()), aotgrad.nop)(torch.ones(3))
+    compiled = aotgrad.aot_function(lambda x: count(x.cos()), aotgrad.nop)
+    compiled(torch.ones(3))
+    compiled(torch.ones(3))
 
 
 @error_case

@@ -35,6 +35,21 @@ def test_a_view_knows_that_it_was_made_under_no_grad():
     assert not compat.made_under_no_grad(base[0])
 
 
+def test_a_view_of_an_autograd_function_is_recognised():
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient
+
+    x = torch.ones(2, requires_grad=True) * 1
+    views = (Same.apply(x), Same.apply(x.detach()), x[:1], x)
+    assert [compat.is_made_by_function(view) for view in views] == [True, False, False, False]
+
+
 def test_views_that_a_write_forbids():
     base = torch.ones(4, requires_grad=True) * 1
     with torch.no_grad():

@@ -1,0 +1,118 @@
+"""What a function does when it runs once more than in eager, and how it is undone.
+
+with kept_random_states(), restored_tensors("f"):
+    f(x)                    draws numbers, and changes a tensor that it closes over
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
+
+
+@contextlib.contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Inside, random numbers are drawn that will be drawn again: by torch, Python and NumPy."""
+    numpy, torchs = sys.modules.get("numpy"), torch_compat.default_generators()
+    states = [generator.get_state() for generator in torchs]
+    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        yield
+    finally:
+        for generator, state in zip(torchs, states, strict=True):
+            generator.set_state(state)
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
+
+
+@contextlib.contextmanager
+def restored_tensors(name: str) -> Iterator[None]:
+    """Inside, a function runs that may change tensors which it has not made. They get their values and versions back.
+
+    Raises:
+        CaptureError: one of them has a new history.
+    """
+    mode = ChangedTensors()
+    try:
+        with mode:
+            yield
+    finally:
+        rebased = [change.undo() for change in mode.found.values()]
+    if any(rebased):
+        raise CaptureError(
+            f"{name}, which is not traced, changes a tensor that is no argument of it in a way that has a gradient; pass it "
+            "as an argument"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TensorBefore:
+    """A tensor that was changed in place, as it was before."""
+
+    tensor: torch.Tensor
+    memory: torch.UntypedStorage
+    version: int | None
+    history: Any
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorBefore:
+        memory, version = tensor.untyped_storage().clone(), torch_compat.version_of(tensor)
+        return cls(tensor, memory, version, tensor.grad_fn)
+
+    def undo(self) -> bool:
+        """Set the tensor back. Returns whether it has a new history, which only goes if it had none before."""
+        self.tensor.untyped_storage().copy_(self.memory)
+        is_rebased = self.tensor.grad_fn is not self.history
+        if is_rebased and self.history is None:
+            self.tensor.detach_()
+        torch_compat.raise_version(self.tensor, self.version, 0)
+        return is_rebased
+
+
+class ChangedTensors(torch_compat.TorchDispatchMode):
+    """Notes the tensors that ops change in place, by storage, unless an op has made them."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, TensorBefore] = {}
+        self._made: set[int] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch_compat.dispatches_itself(types):
+            return NotImplemented  # its parts come again
+        kwargs = kwargs or {}
+        if isinstance(op, torch._ops.OpOverload):
+            self._note_writes(op, args, kwargs)
+        results = op(*args, **kwargs)
+        self._made.update(storages_in(results) - storages_in((args, kwargs)))
+        return results
+
+    def _note_writes(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+        if not (written := torch_compat.written_names(op)):
+            return
+        given = torch_compat.arguments_by_name(op, args, kwargs)
+        for tensor in dense_tensors_in([given.get(name) for name in written]):
+            storage = torch_compat.storage_id(tensor)
+            if storage not in self._made and storage not in self.found:
+                self.found[storage] = TensorBefore.of(tensor)
+
+
+def storages_in(values: Any) -> set[int]:
+    return set(map(torch_compat.storage_id, dense_tensors_in(values)))
+
+
+def dense_tensors_in(values: Any) -> list[torch.Tensor]:
+    return [value for value in pytree.tree_leaves(values) if torch_compat.has_storage(value)]

@@ -1,0 +1,69 @@
+"""What a graph knows of the tensors of an eager call, and in which pytree a function returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+
+@dataclass(frozen=True)
+class DenseForm:
+    """What a graph knows of a tensor."""
+
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> DenseForm:
+        return cls(tuple(map(int, tensor.size())), tuple(map(int, tensor.stride())), tensor.dtype, tensor.device)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)
+
+    def admits(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor has this form, strides aside."""
+        return (tuple(tensor.size()), tensor.dtype, tensor.device) == (self.size, self.dtype, self.device)
+
+    def laid_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of a tensor with the strides of this form."""
+        return tensor if tuple(tensor.stride()) == self.stride else self.copy_of(tensor)
+
+    def copy_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The values of a tensor in new memory, with the strides of this form. Expanded elements stay one element."""
+        if not self.is_expanded:
+            return self.empty().copy_(tensor)
+        once = tuple(slice(0, 1) if step == 0 else slice(None) for step in self.stride)
+        return tensor[once].clone(memory_format=torch.contiguous_format).expand(self.size)
+
+    @property
+    def is_expanded(self) -> bool:
+        """Whether several elements are the same memory."""
+        return any(step == 0 and count > 1 for step, count in zip(self.stride, self.size, strict=True))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.size)}".removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The structure of the results of a function: a pytree whose leaves are tensors and `None`."""
+
+    spec: Any
+    is_tensor: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, results: Any) -> tuple[Structure, list[Any]]:
+        """The structure of some results, and the leaves that are not `None`."""
+        leaves, spec = pytree.tree_flatten(results)
+        given = [leaf for leaf in leaves if leaf is not None]
+        return cls(spec, tuple(leaf is not None for leaf in leaves)), given
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        rest = iter(tensors)
+        return pytree.tree_unflatten([next(rest) if given else None for given in self.is_tensor], self.spec)

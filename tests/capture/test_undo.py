@@ -1,0 +1,52 @@
+"""What a run leaves behind that is undone."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from aotgrad.capture.undo import kept_random_states, restored_tensors
+from aotgrad.errors import CaptureError
+
+
+def test_no_random_generator_moves():
+    def draw():
+        return torch.rand(1).item(), random.random(), np.random.rand()
+
+    with kept_random_states():
+        numbers = draw()
+    assert draw() == numbers
+
+
+def test_tensors_get_their_values_and_versions_back():
+    memory = torch.arange(6.0)
+    row, other = memory[:2], torch.zeros(2)
+    with restored_tensors("f"):
+        made = torch.ones(2)
+        made.add_(1)
+        row.add_(made)
+        memory.mul_(3)
+        torch._foreach_add_([other], 1)
+    assert memory.tolist() == [0, 1, 2, 3, 4, 5] and other.tolist() == [0, 0] and made.tolist() == [2, 2]
+    assert (memory._version, row._version, other._version) == (0, 0, 0)
+
+
+def test_they_are_set_back_after_an_error():
+    x = torch.zeros(2)
+    with pytest.raises(ZeroDivisionError), restored_tensors("f"):
+        x.add_(1)
+        raise ZeroDivisionError
+    assert x.tolist() == [0, 0]
+
+
+def test_a_new_history_is_an_error():
+    x = torch.zeros(2)
+    with (
+        pytest.raises(CaptureError, match="f, which is not traced, changes a tensor that is no argument"),
+        restored_tensors("f"),
+    ):
+        x.add_(torch.ones(2, requires_grad=True))
+    assert x.tolist() == [0, 0] and not x.requires_grad and x._version == 0

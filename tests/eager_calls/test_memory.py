@@ -1,0 +1,307 @@
+"""Islands that change their arguments, or return views of them: values, gradients, versions and aliases are eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotgrad
+from aotgrad.errors import CaptureError, EagerCallError
+from tests.eager_calls.functions import ISLANDS, leaf
+
+
+def added(x):
+    return x.add_(1)
+
+
+def added_twice(x):
+    return x.mul_(2).add_(1).sin()
+
+
+def added_without_gradient(x):
+    with torch.no_grad():
+        x.add_(1)
+    return x * 2
+
+
+def added_to_data(x):
+    x.data.add_(1)
+    return x * 2
+
+
+def added_to_array(x):
+    array = x.detach().numpy()
+    array += 1
+    return x * 2
+
+
+def added_to_detached(x):
+    return x.detach().mul_(3).sin() + x
+
+
+def row_changed(x):
+    x[0].mul_(3)
+
+
+def product_added(x, y):
+    x.add_(y * 2)
+    return x.exp() * y
+
+
+def new_views(x):
+    y = x * 2
+    return y.view(-1), y.t(), y.detach(), y
+
+
+def chunks(x):
+    return (x * 2).chunk(2)
+
+
+def viewed_without_gradient(x):
+    with torch.no_grad():
+        return x.view(-1)
+
+
+def as_view_then_changed(x):
+    flat = x.view(-1)
+    x.mul_(2)
+    return flat
+
+
+def read_as_numbers(x):
+    return x.add_(float(x.detach().abs().max())), x[1:]
+
+
+ISLAND_FUNCTIONS = {
+    "itself": lambda x: x,
+    "itself twice": lambda x: (x, x),
+    "a view": lambda x: x.view(-1),
+    "a view of a view": lambda x: x.t()[1:].unsqueeze(0),
+    "detached": lambda x: x.detach(),
+    "a row of it detached": lambda x: x.detach()[1],
+    "its data": lambda x: x.data,
+    "its bits": lambda x: x.view(torch.int32),
+    "a complex view": lambda x: torch.view_as_complex(x.view(-1, 2)).conj(),
+    "an expanded view": lambda x: x.unsqueeze(0).expand(2, -1, -1),
+    "views of a new tensor": new_views,
+    "chunks": chunks,
+    "viewed without a gradient": viewed_without_gradient,
+    "the same new tensor twice": lambda x: [x.exp()] * 2,
+    "changed": added,
+    "changed twice": added_twice,
+    "changed without a gradient": added_without_gradient,
+    "its data changed": added_to_data,
+    "its array changed": added_to_array,
+    "changed through detach": added_to_detached,
+    "a row changed": row_changed,
+    "changed, and an older view": as_view_then_changed,
+    "changed by a number": read_as_numbers,
+}
+AROUND = {
+    "of an intermediate": lambda function: lambda x: observed(function, x.cos()),
+    "of a view": lambda function: lambda x: observed(function, (x.cos() * 2)[:2]),
+    "of an argument": lambda function: lambda x: observed(function, x),
+}
+
+
+def observed(function, x):
+    """All that a function around could compute from an argument before the call, after it, and from the results."""
+    before = x * 3
+    returned = function(x)
+    results = [returned] if isinstance(returned, torch.Tensor) else list(returned or ())
+    computed = [value.float().sin() for value in results if not value.is_complex()]
+    return [before, x.exp(), *results, *computed, x]
+
+
+def relations(tensors):
+    """Which of some tensors are one tensor, share memory, are views of which, and how often they were changed."""
+    storages = [value.untyped_storage().data_ptr() for value in tensors]
+    return {
+        "ids": [next(k for k, other in enumerate(tensors) if other is value) for value in tensors],
+        "memory": [storages.index(place) for place in storages],
+        "views": [None if value._base is None else id(value._base) in map(id, tensors) for value in tensors],
+        "is view": [value._is_view() for value in tensors],
+        "versions": [value._version for value in tensors],
+        "requires_grad": [value.requires_grad for value in tensors],
+        "strides": [value.stride() for value in tensors],
+    }
+
+
+def outcome(function, make_input):
+    """Results, relations and gradients of two calls."""
+    found = []
+    for seed in (0, 1):
+        x = leaf(4, 6, seed=seed)
+        given = make_input(x)
+        results = function(given)
+        pairs = [value for value in results if value.requires_grad]
+        loss = sum((value.abs() * k).sum() for k, value in enumerate(pairs, 1))
+        gradient = torch.autograd.grad(loss, x, allow_unused=True) if pairs else ()
+        found.append(([value.detach().clone() for value in results], relations([given, *results]), gradient))
+    return found
+
+
+def assert_equal(found, expected):
+    for (values, kinds, gradients), (their_values, their_kinds, their_gradients) in zip(found, expected, strict=True):
+        torch.testing.assert_close(values, their_values)
+        assert kinds == their_kinds
+        torch.testing.assert_close(gradients, their_gradients)
+
+
+INPUTS = {"with a gradient": lambda x: x * 1, "without": lambda x: x.detach().clone()}
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("name", ISLAND_FUNCTIONS)
+def test_writes_and_aliases_are_eagers(name, around, inputs):
+    function = ISLAND_FUNCTIONS[name]
+    run = aotgrad.aot_function(AROUND[around](aotgrad.island(function)), "eager", options=ISLANDS)
+    assert_equal(outcome(run, INPUTS[inputs]), outcome(AROUND[around](function), INPUTS[inputs]))
+    assert len(run.plans()) == 1
+
+
+@pytest.mark.parametrize("name", ["a view", "changed twice", "changed without a gradient", "chunks"])
+def test_through_inductor(name):
+    function = ISLAND_FUNCTIONS[name]
+    run = aotgrad.aot_function(AROUND["of an argument"](aotgrad.island(function)), "inductor", options=ISLANDS)
+    assert_equal(outcome(run, INPUTS["with a gradient"]), outcome(AROUND["of an argument"](function), lambda x: x * 1))
+
+
+def test_two_arguments_one_of_them_changed():
+    def function(x, y, call):
+        z = x.cos()
+        result = call(z, y.sin())
+        return (result + z).sum(), z
+
+    found = []
+    for run in (product_added, aotgrad.island(product_added)):
+        compiled = aotgrad.aot_function(lambda x, y, run=run: function(x, y, run), "eager", options=ISLANDS)
+        x, y = leaf(), leaf(seed=1)
+        loss, z = compiled(x, y)
+        first = torch.autograd.grad(loss + z.exp().sum(), (x, y), create_graph=True)
+        found.append([loss, z, *first, *torch.autograd.grad(sum(map(torch.sum, first)), (x, y))])
+    torch.testing.assert_close(*found)
+
+
+def test_a_leaf_that_requires_grad_is_changed_without_a_gradient():
+    def function(x):
+        return added_without_gradient(x).sin()
+
+    run = aotgrad.aot_function(lambda x: aotgrad.island(added_without_gradient)(x).sin(), "eager", options=ISLANDS)
+    found = []
+    for call in (function, run):
+        x = leaf()
+        call(x).sum().backward()
+        found.append((x.detach(), x.grad, x._version, x.is_leaf))
+    torch.testing.assert_close(*(case[:2] for case in found))
+    assert found[0][2:] == found[1][2:]
+
+
+def test_a_leaf_that_requires_grad_is_not_changed_with_a_gradient():
+    run = aotgrad.aot_function(lambda x: aotgrad.island(added)(x).sin(), "eager", options=ISLANDS)
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        run(leaf())
+
+
+class Counting(nn.Module):
+    """Its island changes two buffers, each in another way."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def count(self, x):
+        self.calls += 1
+        self.mean.lerp_(torch.from_numpy(x.detach().numpy().mean(0)), 0.5)
+        return self.linear(x) * float(self.calls)
+
+    def forward(self, x):
+        return self.count(x.sin()).cos()
+
+
+class CountingInAnIsland(Counting):
+    count = aotgrad.island(Counting.count)
+
+
+def trained(make_model, compile_model):
+    torch.manual_seed(0)
+    model = make_model()
+    run, losses = compile_model(model), []
+    for seed in range(3):
+        losses.append(run(leaf(seed=seed)).sum())
+        losses[-1].backward()
+    return losses, dict(model.named_buffers()), [each.grad for each in model.parameters()], model.calls._version
+
+
+def test_buffers_of_a_module():
+    *expected, version = trained(Counting, lambda model: model)
+    *found, found_version = trained(CountingInAnIsland, lambda model: aotgrad.aot_module(model, "eager", options=ISLANDS))
+    torch.testing.assert_close(found, expected)
+    assert found_version == version
+
+
+def test_a_closed_over_tensor_is_changed_once_a_call():
+    total = torch.zeros(3)
+
+    @aotgrad.island
+    def add_up(x):
+        total.add_(x.detach())
+        return x * total
+
+    run = aotgrad.aot_function(lambda x: add_up(x.cos()) * 1, "eager", options=ISLANDS)
+    for count in (1, 2):
+        torch.testing.assert_close(run(torch.zeros(3)), torch.full((3,), float(count)))
+        assert total.tolist() == [count] * 3 and total._version == count
+
+
+def test_a_closed_over_tensor_that_gets_a_history_is_an_error():
+    total = torch.zeros(4, 3)
+    add_up = aotgrad.island(lambda x: total.add_(x) * 2)
+    with pytest.raises(CaptureError, match="changes a tensor that is no argument of it in a way that has a gradient"):
+        aotgrad.aot_function(lambda x: add_up(x.cos()), "eager", options=ISLANDS)(leaf())
+    assert not total.any() and not total.requires_grad
+
+
+def test_a_write_to_one_of_two_views_is_an_error():
+    add = aotgrad.island(lambda x, y: x.add_(y))
+    with pytest.raises(CaptureError, match="another argument is a view of the same memory"):
+        aotgrad.aot_function(lambda x: add(x, x[0]), "eager", options=ISLANDS)(torch.ones(2, 2))
+
+
+def test_one_tensor_as_two_arguments():
+    def twice(x, y):
+        return x.add_(1), y.mul_(2), x is y
+
+    marked = aotgrad.island(lambda x, y: twice(x, y)[:2])
+    found = []
+    for call in (twice, marked):
+        x = torch.ones(3)
+        run = aotgrad.aot_function(lambda x, call=call: call(x, x)[:2], "eager", options=ISLANDS)
+        first, second = run(x)
+        found.append((x.tolist(), first is x, second is x, x._version))
+    assert found[0] == found[1] == ([4.0] * 3, True, True, 2)
+
+
+LATER = {
+    "changes an argument in place, but did not do so": lambda x, n: x.add_(1) if n > 1 else x * 1,
+    "returns other views": lambda x, n: x[0] if n > 1 else x[1],
+}
+
+
+@pytest.mark.parametrize("message", LATER)
+def test_what_a_later_call_does_otherwise_is_an_error(message):
+    calls = []
+
+    @aotgrad.island
+    def counted(x):
+        calls.append(1)
+        return LATER[message](x, len(calls) - 1)
+
+    run = aotgrad.aot_function(lambda x: counted(x.cos()) * 1, "eager", options=ISLANDS)
+    run(torch.ones(2, 2))
+    with pytest.raises(EagerCallError, match=message):
+        run(torch.ones(2, 2))
