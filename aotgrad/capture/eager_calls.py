@@ -23,9 +23,10 @@ from aotgrad import torch_compat
 from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
 from aotgrad.capture.undo import kept_random_states, restored_tensors
 from aotgrad.capture.values import Prologue, node_of
-from aotgrad.eager_calls.call import CALLS, KNOWN, Differentiation, EagerCall, Invocation, modules_among, named_state
+from aotgrad.eager_calls.call import CALLS, KNOWN, Differentiation, EagerCall, Invocation
 from aotgrad.eager_calls.forms import DenseForm
 from aotgrad.eager_calls.mark import recorded_applications, recorded_by
+from aotgrad.eager_calls.modules import modules_among, tensors_of_modules, without_assignments
 from aotgrad.eager_calls.ops import CALL, Recorded
 from aotgrad.errors import CaptureError
 from aotgrad.graph.copies import copy_node
@@ -101,8 +102,8 @@ class EagerCallRecorder:
                 return function(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         leaves = [int(value) if isinstance(value, torch.SymInt) else value for value in leaves]
-        named = dict(named_state(modules_among(leaves)))
-        tensors = [*(value for value in leaves if isinstance(value, torch.Tensor)), *named.values()]
+        state = tensors_of_modules(modules_among(leaves))
+        tensors = [*(value for value in leaves if isinstance(value, torch.Tensor)), *state]
         if any(map(torch_compat.is_wrapper_subclass, tensors)):
             raise CaptureError(f"{name} is not traced, since {reason}, and gets a tensor subclass; pass plain tensors")
         constants = tuple((k, value) for k, value in enumerate(leaves) if not isinstance(value, torch.Tensor))
@@ -112,9 +113,7 @@ class EagerCallRecorder:
         grad_mode = torch.is_grad_enabled()
         needs = tuple(grad_mode and value.requires_grad for value in distinct)
         autocast = torch_compat.autocast_state()
-        invocation = Invocation(
-            *(function, name, reason, spec, constants, positions, tuple(named), needs, grad_mode, autocast)
-        )
+        invocation = Invocation(*(function, name, reason, spec, constants, positions, needs, grad_mode, autocast))
         return self.perform(self.known(invocation, distinct, lambda: list(map(self.example, distinct))), distinct)
 
     def perform(self, call: EagerCall, tensors: Sequence[torch.Tensor]) -> Any:
@@ -232,7 +231,7 @@ def explained_closures(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unobserved_run(name: str) -> Iterator[None]:
-    """Inside, a function runs for real, and no random generator moves, and no tensor but its own changes.
+    """Inside, a function runs for real, and no random generator moves, and no tensor but its own changes, and no module.
 
     Raises:
         CaptureError: it changes another tensor in a way that has a gradient.
@@ -244,6 +243,7 @@ def unobserved_run(name: str) -> Iterator[None]:
         torch_compat.hidden_saved_tensor_hooks(),
         kept_random_states(),
         restored_tensors(name),
+        without_assignments(),
         recorded_by(None),
     ):
         yield

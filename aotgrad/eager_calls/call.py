@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch.utils._pytree as pytree
 from aotgrad import torch_compat
 from aotgrad.eager_calls.forms import DenseForm, Structure
 from aotgrad.eager_calls.memory import UNCHANGED, Alias, ArgumentBefore, ArgumentWrite, find_aliases
+from aotgrad.eager_calls.modules import module_copies, modules_among
 from aotgrad.eager_calls.tape import Tape
 from aotgrad.errors import CaptureError, EagerCallError
 
@@ -75,8 +76,8 @@ class Invocation:
 
     Attributes:
         spec, constants: the structure of the arguments, and those that are no tensors, by position.
-        positions: where the others, and then the tensors of `state`, are among the distinct tensors of the call.
-        state: the names of the parameters and buffers of the modules among the constants, which are tensors, too.
+        positions: where the others are among the distinct tensors of the call, and then the parameters and buffers of the
+            modules among the constants.
         needs: which distinct tensors require grad.
         autocast: the state of autocast around the call.
     """
@@ -87,7 +88,6 @@ class Invocation:
     spec: Any
     constants: tuple[tuple[int, Any], ...]
     positions: tuple[int, ...]
-    state: tuple[str, ...]
     needs: tuple[bool, ...]
     grad_mode: bool
     autocast: torch_compat.AutocastState
@@ -96,7 +96,7 @@ class Invocation:
     def key(self) -> tuple[Any, ...]:
         """Equal for calls of one function in one way."""
         constants = tuple((k, constant_identity(value)) for k, value in self.constants)
-        return self.function, self.spec, constants, self.positions, self.state, self.needs, self.grad_mode, self.autocast
+        return self.function, self.spec, constants, self.positions, self.needs, self.grad_mode, self.autocast
 
     def run(self, inputs: Sequence[torch.Tensor], copied: Collection[int], looks_closely: bool = False) -> FinishedRun:
         """Run the function in eager.
@@ -122,14 +122,15 @@ class Invocation:
         return FinishedRun(tuple(leaves), tuple(arguments), writes, tuple(new), structure, tuple(aliases))
 
     def _call(self, tensors: Sequence[torch.Tensor]) -> Any:
-        constants, rest = dict(self.constants), iter([tensors[k] for k in self.positions])
-        leaves = [constants[k] if k in constants else next(rest) for k in range(self.spec.num_leaves)]
-        args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        if not self.state:
+        constants, given = dict(self.constants), [tensors[k] for k in self.positions]
+        count = self.spec.num_leaves - len(constants)
+        modules = modules_among(constants.values())
+        with module_copies(modules, given[count:], self.name) as copies:
+            constants |= {k: copies[value] for k, value in constants.items() if isinstance(value, torch.nn.Module)}
+            rest = iter(given[:count])
+            leaves = [constants[k] if k in constants else next(rest) for k in range(self.spec.num_leaves)]
+            args, kwargs = pytree.tree_unflatten(leaves, self.spec)
             return self.function(*args, **kwargs)
-        holder = ModuleHolder(self.function, modules_among(constants.values()))
-        state = dict(zip(self.state, rest, strict=True))
-        return torch.func.functional_call(holder, state, args, kwargs, tie_weights=False)
 
     def _check(self, values: Sequence[Any], leaves: Sequence[torch.Tensor]) -> None:
         kinds = [type(value).__name__ for value in values if not isinstance(value, torch.Tensor)]
@@ -192,28 +193,6 @@ COMPARED_BY_VALUE = (bool, int, float, complex, str, type(None), torch.dtype, to
 
 def constant_identity(value: Any) -> tuple[type, Any]:
     return type(value), repr(value) if type(value) in COMPARED_BY_VALUE else id(value)
-
-
-class ModuleHolder(torch.nn.Module):
-    """Calls a function that uses modules; they are its parts, so that others can stand for their parameters and buffers."""
-
-    def __init__(self, function: Callable, modules: Sequence[torch.nn.Module]) -> None:
-        super().__init__()
-        self.function, self.parts = function, torch.nn.ModuleList(modules)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
-
-
-def modules_among(values: Iterable[Any]) -> list[torch.nn.Module]:
-    return [value for value in values if isinstance(value, torch.nn.Module)]
-
-
-def named_state(modules: Sequence[torch.nn.Module]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The parameters and buffers of modules, by the names that a `ModuleHolder` has for them; each module's once."""
-    for path, module in torch.nn.ModuleDict({"parts": torch.nn.ModuleList(modules)}).named_modules():
-        tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-        yield from ((f"{path}.{name}", tensor) for name, tensor in tensors)
 
 
 @dataclass(frozen=True, eq=False)

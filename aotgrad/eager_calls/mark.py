@@ -6,6 +6,7 @@ import contextlib
 import contextvars
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -71,13 +72,8 @@ def recorded_applications(classes: dict[type[torch.autograd.Function], str]) -> 
 
 @contextlib.contextmanager
 def _recorded_application(kind: Any, reason: str) -> Iterator[None]:
-    own, apply = kind.__dict__.get("apply"), kind.apply
-
-    def apply_or_record(*args: Any) -> Any:
-        record = _open_record.get()
-        return apply(*args) if record is None else record(apply, kind.__qualname__, reason, args, {})
-
-    kind.apply = staticmethod(apply_or_record)
+    own = kind.__dict__.get("apply")
+    kind.apply = RecordedApply(kind, reason, own)
     try:
         yield
     finally:
@@ -85,3 +81,22 @@ def _recorded_application(kind: Any, reason: str) -> Iterator[None]:
             del kind.apply
         else:
             kind.apply = own
+
+
+@dataclass(frozen=True)
+class RecordedApply:
+    """The `apply` of an autograd function. Where a record is open, its calls are recorded; other threads get the usual one.
+
+    `own`: what the class had in its place, `None` if it inherits its `apply`. A subclass is another function.
+    """
+
+    kind: Any
+    reason: str
+    own: Any
+
+    def __get__(self, instance: Any, owner: Any) -> Callable:
+        usual = super(self.kind, owner).apply if self.own is None else self.own.__get__(instance, owner)
+        record = _open_record.get()
+        if record is None or owner is not self.kind:
+            return usual
+        return lambda *args: record(usual, owner.__qualname__, self.reason, args, {})

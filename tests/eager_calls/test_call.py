@@ -15,7 +15,7 @@ from aotgrad.errors import EagerCallError
 def invocation(function, *args, needs):
     leaves, spec = pytree.tree_flatten((args, {}))
     constants = tuple((k, value) for k, value in enumerate(leaves) if not isinstance(value, torch.Tensor))
-    return Invocation(function, "function", "a test", spec, constants, tuple(range(len(needs))), (), needs, True, ())
+    return Invocation(function, "function", "a test", spec, constants, tuple(range(len(needs))), needs, True, ())
 
 
 def test_forms_gradients_and_saved_values_are_learnt():

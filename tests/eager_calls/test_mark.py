@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 import aotgrad
@@ -43,3 +45,31 @@ def test_applications_of_autograd_functions_are_recorded_until_the_end():
             NumpySin.apply(x)
     assert calls == [("NumpySin", "a test")]
     assert apply == NumpySin.apply and "apply" not in vars(NumpySin)
+
+
+def test_other_threads_and_subclasses_apply_as_usual():
+    class Doubled(NumpySin):
+        @staticmethod
+        def forward(ctx, x):
+            return NumpySin.forward(ctx, x) * 2
+
+    calls, found = [], []
+    with recorded_applications({NumpySin: "a test"}), recorded_by(lambda *call: calls.append(call)):
+        thread = threading.Thread(target=lambda: found.extend((NumpySin.apply, NumpySin.apply(leaf()))))
+        thread.start()
+        thread.join()
+        torch.testing.assert_close(Doubled.apply(leaf()), leaf().sin() * 2)
+    assert found[0] == NumpySin.apply and calls == []
+    torch.testing.assert_close(found[1], leaf().sin())
+
+
+def test_an_apply_of_its_own_is_recorded():
+    class Own(NumpySin):
+        @classmethod
+        def apply(cls, x, times):
+            return super().apply(x) * times
+
+    calls = []
+    with recorded_applications({Own: "a test"}), recorded_by(lambda *call: calls.append(call[0](*call[3]))):
+        Own.apply(leaf(), 3)
+    torch.testing.assert_close(calls, [leaf().sin() * 3])
