@@ -12,8 +12,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import linecache
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import torch
@@ -31,7 +34,7 @@ from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.inner_backwards import InnerBackward
 from aotgrad.capture.kept_calls import KeptCalls, noted_gradients
 from aotgrad.capture.literals import SymbolicLiterals
-from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line
+from aotgrad.capture.recorder import LIBRARY_FOLDERS, UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, rerun_context
 from aotgrad.capture.values import ValueReads, forget_constants, takes_symbolic_float
 from aotgrad.eager_calls.call import EagerCall
@@ -624,8 +627,8 @@ EXPLANATIONS = {
         "Change the tensor that the view was made from, or clone() first"
     ),
     "numpy() is not supported": (
-        "a tensor is turned into a NumPy array, at {line}. It has no values while tracing: use torch's own functions, mark "
-        "the function that does this by aotgrad.island, or do this outside of the compiled function"
+        "a tensor is turned into a NumPy array, at {line}. It has no values while tracing: use torch's own functions, "
+        "{island}, or do this outside of the compiled function"
     ),
     "resize a view tensor to a larger size": (
         "an input is resized beyond its storage, at {line}. Allocate it large enough before the call, or do this outside "
@@ -691,18 +694,31 @@ def explain_error(error: Exception) -> CaptureError | None:
         )
     if message is None:
         return None
-    explained = CaptureError(message.format(line=user_line_of(error)))
+    explained = CaptureError(message.format(line=user_line_of(error), island=how_to_make_an_island(error)))
     add_note(explained, f"{type(error).__name__}: {error}")
     return explained
 
 
 def user_line_of(error: Exception) -> str:
     """`file:line: code` of the innermost user frame of `error`, or of the node of Dynamo's graph that ran."""
-    import traceback
-
-    from aotgrad.capture.recorder import LIBRARY_FOLDERS
-
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(LIBRARY_FOLDERS)]
+    frames = user_frames_of(error)
     if not frames:
         return printed_line(str(error))
-    return f"{frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}"
+    code, line = frames[-1]
+    return f"{code.co_filename}:{line}: {linecache.getline(code.co_filename, line).strip()}"
+
+
+def how_to_make_an_island(error: Exception) -> str:
+    """What to do so that the code that raised `error` is not traced: the function of the innermost user frame has a name."""
+    frames = user_frames_of(error)
+    if len(frames) < 2:
+        return "do this in a function that you mark by aotgrad.island"
+    code, _ = frames[-1]
+    name = getattr(code, "co_qualname", code.co_name)  # the first one from Python 3.11 on
+    return f"mark {name} at {code.co_filename}:{code.co_firstlineno} by aotgrad.island"
+
+
+def user_frames_of(error: Exception) -> list[tuple[CodeType, int]]:
+    """The code and the current lines of the frames of `error` that are no library's; the first is the traced function."""
+    frames = ((frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    return [(code, line) for code, line in frames if not code.co_filename.startswith(LIBRARY_FOLDERS)]

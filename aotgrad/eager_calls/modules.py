@@ -63,7 +63,7 @@ def tensors_by_place(module: torch.nn.Module) -> dict[tuple[str, str], torch.Ten
 def module_copies(
     modules: Sequence[torch.nn.Module], tensors: Sequence[torch.Tensor], name: str
 ) -> Iterator[Mapping[torch.nn.Module, torch.nn.Module]]:
-    """Inside, a function runs on copies of modules and their parts, which have `tensors` in place of `tensors_of_modules(modules)`.
+    """Inside, a function runs on copies of modules and their parts, with `tensors` in place of those of the modules.
 
     Raises:
         EagerCallError: the function assigns a parameter, buffer or part.

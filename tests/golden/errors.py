@@ -421,6 +421,16 @@ def read_as_an_array():
 
 
 @error_case
+def read_as_an_array_by_a_function():
+    """A function that the traced one calls reads the values of a tensor."""
+
+    def rounded(x):
+        return torch.from_numpy(x.detach().numpy().round(1))
+
+    aotgrad.aot_function(lambda x: rounded(x.cos()) * 2, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def memory_in_two_storages():
     """Two tensors made from one NumPy array; one is mutated."""
     array = torch.zeros(3).numpy()
