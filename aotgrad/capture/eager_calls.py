@@ -28,6 +28,7 @@ from aotgrad.eager_calls.forms import DenseForm
 from aotgrad.eager_calls.mark import recorded_applications, recorded_by
 from aotgrad.eager_calls.modules import modules_among, tensors_of_modules, without_assignments
 from aotgrad.eager_calls.ops import CALL, Recorded
+from aotgrad.eager_calls.wrappers import WrapperParts, tensors_in_parts
 from aotgrad.errors import CaptureError
 from aotgrad.graph.copies import copy_node
 from aotgrad.ir import CallingConvention
@@ -100,12 +101,16 @@ class EagerCallRecorder:
         if torch_compat.transform_is_open():
             with recorded_by(None):
                 return function(*args, **kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        arguments = WrapperParts.within((args, kwargs))
+        leaves, spec = pytree.tree_flatten(arguments)
         leaves = [int(value) if isinstance(value, torch.SymInt) else value for value in leaves]
         state = tensors_of_modules(modules_among(leaves))
         tensors = [*(value for value in leaves if isinstance(value, torch.Tensor)), *state]
-        if any(map(torch_compat.is_wrapper_subclass, tensors)):
-            raise CaptureError(f"{name} is not traced, since {reason}, and gets a tensor subclass; pass plain tensors")
+        if any(map(torch_compat.is_wrapper_subclass, state)):
+            raise CaptureError(
+                f"{name} is not traced, since {reason}, and gets a module with a tensor subclass as a parameter or buffer; "
+                "pass the tensor itself"
+            )
         constants = tuple((k, value) for k, value in enumerate(leaves) if not isinstance(value, torch.Tensor))
         distinct = list({id(value): value for value in tensors}.values())
         places = {id(value): k for k, value in enumerate(distinct)}
@@ -114,7 +119,13 @@ class EagerCallRecorder:
         needs = tuple(grad_mode and value.requires_grad for value in distinct)
         autocast = torch_compat.autocast_state()
         invocation = Invocation(*(function, name, reason, spec, constants, positions, needs, grad_mode, autocast))
-        return self.perform(self.known(invocation, distinct, lambda: list(map(self.example, distinct))), distinct)
+        call = self.known(invocation, distinct, lambda: list(map(self.example, distinct)))
+        if call.touches([places[id(part)] for part in tensors_in_parts(arguments)]):
+            raise CaptureError(
+                f"{name}, which is not traced, changes a tensor subclass in place, or returns memory of one; let it use "
+                "a clone()"
+            )
+        return WrapperParts.assembled(self.perform(call, distinct))
 
     def perform(self, call: EagerCall, tensors: Sequence[torch.Tensor]) -> Any:
         """What a call returns, after the writes that it makes.

@@ -23,6 +23,7 @@ from aotgrad.eager_calls.forms import DenseForm, Structure
 from aotgrad.eager_calls.memory import UNCHANGED, Alias, ArgumentBefore, ArgumentWrite, find_aliases
 from aotgrad.eager_calls.modules import module_copies, modules_among
 from aotgrad.eager_calls.tape import Tape
+from aotgrad.eager_calls.wrappers import WrapperParts
 from aotgrad.errors import CaptureError, EagerCallError
 
 CALLS: weakref.WeakValueDictionary[int, EagerCall] = weakref.WeakValueDictionary()
@@ -129,8 +130,8 @@ class Invocation:
             constants |= {k: copies[value] for k, value in constants.items() if isinstance(value, torch.nn.Module)}
             rest = iter(given[:count])
             leaves = [constants[k] if k in constants else next(rest) for k in range(self.spec.num_leaves)]
-            args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-            return self.function(*args, **kwargs)
+            args, kwargs = WrapperParts.assembled(pytree.tree_unflatten(leaves, self.spec))
+            return WrapperParts.within(self.function(*args, **kwargs))
 
     def _check(self, values: Sequence[Any], leaves: Sequence[torch.Tensor]) -> None:
         kinds = [type(value).__name__ for value in values if not isinstance(value, torch.Tensor)]
@@ -267,6 +268,10 @@ class EagerCall:
         """What the function returns, made of the inputs after all writes, and of the new tensors."""
         roots = (*inputs, *outputs)
         return self.structure.rebuild([alias.made_of(roots[alias.root]) for alias in self.aliases])
+
+    def touches(self, positions: Collection[int]) -> bool:
+        """Whether it changes one of these inputs, or returns memory of one."""
+        return not {*self.changed, *(alias.root for alias in self.aliases)}.isdisjoint(positions)
 
     def wanted(self, defined: Sequence[bool]) -> list[int]:
         """The inputs that get a gradient if these results have one."""

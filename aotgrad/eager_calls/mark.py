@@ -28,12 +28,12 @@ def island(function: F) -> F:
     In a function of `aot_function`, `aot_module` or `train_step`, it becomes one op of the graph. It returns tensors, in any
     pytree, and its gradients are those that eager computes. When the function around it is compiled, it runs once more,
     forward and backward, to learn the forms of its results, which may depend on the sizes and dtypes of its arguments only.
-    Behind Dynamo it breaks the graph.
+    It may change arguments and return views of them, if it always does. Behind Dynamo it breaks the graph.
 
     Raises:
-        CaptureError: when the function around it is compiled, if it changes an argument, returns a view of one, returns
-            other values than tensors, or needs the gradient of a tensor that is no argument.
-        EagerCallError: when it runs, if its results have other forms than before.
+        CaptureError: when the function around it is compiled, if it returns other values than tensors, shares memory in a
+            way that torch does not know, or needs the gradient of a tensor that is no argument.
+        EagerCallError: when it runs, if its results have other forms than before, or if it changes other arguments.
     """
 
     @functools.wraps(function)
