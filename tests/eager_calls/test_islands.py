@@ -244,6 +244,16 @@ def test_symbolic_sizes_are_specialized():
     assert len(run.plans()) == 2
 
 
+def test_a_size_that_is_marked_as_dynamic_is_specialized():
+    function = FUNCTIONS["a marked function"]
+    run = compiled(function)
+    for size in (3, 4):
+        x = leaf(size, 2)
+        torch._dynamo.mark_dynamic(x, 0)
+        torch.testing.assert_close(gradients_of(run, x), gradients_of(function, x))
+    assert len(run.plans()) == 2
+
+
 class Quantized(nn.Module):
     """A method is an island; it uses parameters, a buffer and another module."""
 

@@ -185,6 +185,20 @@ def test_two_arguments_one_of_them_changed():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("name", ["a view", "changed twice", "chunks"])
+def test_gradients_of_gradients(name):
+    found = []
+    for call in (ISLAND_FUNCTIONS[name], aotgrad.island(ISLAND_FUNCTIONS[name])):
+        around = AROUND["of an intermediate"](call)
+        run = aotgrad.aot_function(
+            lambda x, run=around: sum(value.exp().sum() for value in run(x)), "eager", options=ISLANDS
+        )
+        x = leaf(4, 6)
+        (first,) = torch.autograd.grad(run(x), x, create_graph=True)
+        found.append((first, *torch.autograd.grad(first.sum(), x)))
+    torch.testing.assert_close(*found)
+
+
 def test_a_leaf_that_requires_grad_is_changed_without_a_gradient():
     def function(x):
         return added_without_gradient(x).sin()
@@ -244,6 +258,28 @@ def test_buffers_of_a_module():
     assert found_version == version
 
 
+def test_buffers_in_a_training_step():
+    found = []
+    for kind in (Counting, CountingInAnIsland):
+        torch.manual_seed(0)
+        model = kind()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x, model=model, optimizer=optimizer):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        run = step
+        if kind is CountingInAnIsland:
+            run = aotgrad.train_step(step, state=[model, optimizer], backend="eager")
+        losses = [run(leaf(seed=seed).detach()).detach() for seed in range(3)]
+        found.append([losses, dict(model.state_dict())])
+    torch.testing.assert_close(*found)
+
+
 def test_a_closed_over_tensor_is_changed_once_a_call():
     total = torch.zeros(3)
 
@@ -270,6 +306,14 @@ def test_a_write_to_one_of_two_views_is_an_error():
     add = aotgrad.island(lambda x, y: x.add_(y))
     with pytest.raises(CaptureError, match="another argument is a view of the same memory"):
         aotgrad.aot_function(lambda x: add(x, x[0]), "eager", options=ISLANDS)(torch.ones(2, 2))
+
+
+def test_a_closed_over_tensor_as_an_argument_is_an_error():
+    total = torch.zeros(3)
+    add = aotgrad.island(lambda x, total: total.add_(x))
+    with pytest.raises(CaptureError, match="a tensor that is no argument of the function is changed in place"):
+        aotgrad.aot_function(lambda x: add(x.cos(), total), "eager", options=ISLANDS)(torch.zeros(3))
+    assert not total.any()
 
 
 def test_one_tensor_as_two_arguments():
@@ -305,3 +349,11 @@ def test_what_a_later_call_does_otherwise_is_an_error(message):
     run(torch.ones(2, 2))
     with pytest.raises(EagerCallError, match=message):
         run(torch.ones(2, 2))
+
+
+@pytest.mark.xfail(strict=True, reason="the result is an alias of the tensor that the function keeps, and the graph owns it")
+def test_a_write_to_a_tensor_that_an_island_keeps():
+    kept = torch.zeros(3)
+    get = aotgrad.island(lambda x: kept)
+    aotgrad.aot_function(lambda x: get(x).add_(1) * x, "eager", options=ISLANDS)(torch.ones(3))
+    assert kept.tolist() == [1, 1, 1]

@@ -79,3 +79,23 @@ def test_a_compiled_region_inside() -> None:
         result = aotgrad.aot_function(function, "eager")(DTensor.from_local(x, line(), [Shard(0)], run_check=False))
     result.backward()
     assert x.grad.tolist() == [[2] * 4] * 2
+
+
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0)], ids=str)
+def test_an_island_gets_and_returns_a_dtensor(placement):
+    @aotgrad.island
+    def exponential(x):
+        assert isinstance(x, DTensor)
+        return (x * 2).exp()
+
+    def function(x):
+        return exponential(x.sin()).cos()
+
+    found = []
+    for run in (function, aotgrad.aot_function(function, "eager", options={"min_graph_ops": 0})):
+        x = DTensor.from_local(torch.arange(4.0), line(), [placement], run_check=False).requires_grad_()
+        result = run(x)
+        result.backward(torch.ones_like(result))
+        assert result.placements == x.grad.placements == (placement,)
+        found.append((result.to_local().detach(), x.grad.to_local()))
+    torch.testing.assert_close(*found)
