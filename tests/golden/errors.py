@@ -1501,6 +1501,15 @@ def island_in_an_export():
 
 
 @error_case
+def island_with_a_module_of_subclasses():
+    """A function that is not traced gets a module that has a parameter which consists of others."""
+    layer = torch.nn.Linear(3, 3)
+    layer.weight = torch.nn.Parameter(TwoTensor(torch.ones(3, 3), torch.ones(3, 3)))
+    call = aotgrad.island(lambda layer, x: layer(x))
+    aotgrad.aot_function(lambda x: call(layer, x.cos()), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def island_that_changes_a_subclass():
     """A function that is not traced changes a tensor that consists of others."""
     add = aotgrad.island(lambda x: x.add_(1))

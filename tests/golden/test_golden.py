@@ -136,7 +136,8 @@ def refusals() -> Iterator[tuple[str, str]]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in REFUSALS and node.args:
                 yield f"{path.relative_to(SOURCE)}:{node.lineno}", pattern_of(node.args[0])
-    yield from (("capture/trace.py", re.escape(text).replace(r"\{line\}", ".*")) for text in EXPLANATIONS.values())
+    explained = (re.sub(r"\\{(line|island)\\}", ".*", re.escape(text)) for text in EXPLANATIONS.values())
+    yield from (("capture/trace.py", pattern) for pattern in explained)
     changes = (refusal.message for refusal in REFUSED_CHANGES if refusal.error is not EagerError)
     yield from (("analysis/refusals.py", re.escape(text).replace(r"\{\}", ".*")) for text in changes)
 
