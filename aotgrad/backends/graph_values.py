@@ -158,7 +158,7 @@ class GraphParts:
             for node in piece.graph.find_nodes(op="placeholder"):
                 node.meta[MADE_BY] = makers.get(node.name)
             made = zip(outputs_of(piece.graph), piece.makes, strict=True)
-            outputs = tuple(GraphOutput.of(node, slots.get(name), readers.get(name, ())) for node, name in made)
+            outputs = tuple(GraphOutput.of(node, slots.get(name or ""), readers.get(name or "", ())) for node, name in made)
             output_node(piece.graph).meta.update(outputs=outputs, part=k)
         parts = cls(cut, kinds, readers)
         return replace(parts, cut=replace(cut, pieces=tuple(map(parts.distinguished, cut.pieces))))
