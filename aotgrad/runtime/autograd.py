@@ -22,7 +22,7 @@ from aotgrad.runtime.saved_tensors import KeptTensor, release, release_all, save
 from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import Saved
 
-Tensor = torch.Tensor  # looked up once
+Tensor, STRIDED = torch.Tensor, torch.strided  # looked up once
 
 
 @torch.inference_mode(False)
@@ -87,7 +87,7 @@ class Segment(torch.autograd.Function):
         is_full = is_known_full(tangents, backward)
         key = backward.full if is_full else variant_key(backward, tangents)
         is_usual = key is backward.full and backward.runs_whole and ctx.kept is None and not is_watched_or_transformed()
-        is_usual = is_usual and (is_full or not wraps(tangents))
+        is_usual = is_usual and (is_full or not are_of_other_kinds(tangents))
         results = run_whole(ctx, backward, tangents, layouts) if is_usual else run_variant(ctx, key, tangents, layouts)
         return keep_gradients(ctx, results) if backward.reuses_memory else results
 
@@ -107,7 +107,12 @@ def run_variant(
             gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients)
         release(ctx, key)
         return (*backward.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
-    if creates_graph or torch_compat.any_autocast_enabled() or torch_compat.is_transformed(tangents) or wraps(tangents):
+    if (
+        creates_graph
+        or torch_compat.any_autocast_enabled()
+        or torch_compat.is_transformed(tangents)
+        or are_of_other_kinds(tangents)
+    ):
         values = [*ctx.sizes, *unpack_and_release(ctx, key), *backward.memory_inputs(ctx.memory)]
         return backward.finish(key, backward.run_transformed(key, values, tangents, layouts), ctx.memory, tangents)
     variant = backward.variants.get(key)
@@ -119,10 +124,12 @@ def run_variant(
     return backward.finish(key, gradients, ctx.memory, tangents)
 
 
-def wraps(tangents: Sequence[torch.Tensor | None]) -> bool:
-    """Whether a tangent is a wrapper subclass, whose ops a compiled graph does not run."""
+def are_of_other_kinds(tangents: Sequence[torch.Tensor | None]) -> bool:
+    """Whether a tangent is sparse or a wrapper subclass, whose ops a compiled graph does not run."""
     for tangent in tangents:
-        if type(tangent) is not Tensor and tangent is not None and torch_compat.is_wrapper_subclass(tangent):
+        if tangent is None or (type(tangent) is Tensor and tangent.layout is STRIDED):
+            continue
+        if tangent.layout is not STRIDED or torch_compat.is_wrapper_subclass(tangent):
             return True
     return False
 
@@ -261,7 +268,7 @@ def stand_in(size: Sequence[int], dtype: torch.dtype, device: torch.device | str
 def is_known_full(tangents: Sequence[torch.Tensor | None], backward: Backward) -> bool:
     """Whether every tangent is defined and every gradient wanted, if that is fast to find out; see `variant_key`."""
     for tangent in tangents:
-        if type(tangent) is not Tensor:
+        if type(tangent) is not Tensor or tangent.layout is not STRIDED:
             return False
     return torch_compat.is_wanted(SENTINEL_NODE) if backward.has_sentinel else backward.all_executed()
 

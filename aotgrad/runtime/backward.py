@@ -402,10 +402,10 @@ def zeros(layout: SizeAndStride, dtype: torch.dtype, device: torch.device) -> to
 
 
 def with_traced_layout(tangent: torch.Tensor | None, layout: SizeAndStride) -> torch.Tensor | None:
-    """A tangent with the strides that the backward was traced with."""
-    if tangent is None:
-        return None
+    """A tangent with the strides that the backward was traced with; a sparse one has none."""
+    if tangent is None or tangent.layout is not torch.strided:
+        return tangent
     size, stride = layout
-    if tangent.layout is torch.strided and tangent.stride() == stride and not (tangent.is_conj() or tangent.is_neg()):
+    if tangent.stride() == stride and not (tangent.is_conj() or tangent.is_neg()):
         return tangent
     return torch.empty_strided(size, stride, dtype=tangent.dtype, device=tangent.device).copy_(tangent)

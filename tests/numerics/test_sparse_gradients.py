@@ -170,3 +170,44 @@ def test_steps_with_sparse_gradients(optimizer: str, backend: str) -> None:
     wanted = trained(optimizer, lambda model: model)
     for actual, value in zip(trained(optimizer, COMPILED_MODELS[backend]), wanted, strict=True):
         torch.testing.assert_close(actual, value)
+
+
+COMPUTED = {
+    "product": lambda table: table * 2,
+    "quotient": lambda table: table / 3,
+    "sum": lambda table: table + 1,
+    "copy": lambda table: table.clone(),
+    "one of two results": lambda table: (table * 2, table.exp()),
+}
+"""Dense results of a compiled function, of which eager passes a sparse gradient on."""
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_sparse_gradient_arrives_from_outside(name, backend, create_graph):
+    def gradient(function):
+        torch.manual_seed(0)
+        table, index = torch.randn(ROWS, WIDTH, requires_grad=True), torch.tensor([1, 3, 1])
+        result = function(table)
+        values = F.embedding(index, result[0] if isinstance(result, tuple) else result, sparse=True)
+        (found,) = torch.autograd.grad(values.square().sum(), table, create_graph=create_graph)
+        return found
+
+    ours = aotgrad.aot_function(COMPUTED[name], backend)
+    expected = gradient(COMPUTED[name])
+    for found in (gradient(ours), gradient(ours)):
+        assert found.layout is expected.layout is torch.sparse_coo
+        torch.testing.assert_close(found.to_dense(), expected.to_dense())
+
+
+def test_a_sparse_gradient_for_an_op_that_takes_none_raises_as_in_eager():
+    table = torch.randn(ROWS, WIDTH, requires_grad=True)
+    compiled_tanh = aotgrad.aot_function(torch.tanh, "eager")
+    for function in (torch.tanh, compiled_tanh):
+        result = F.embedding(torch.tensor([1, 3]), function(table), sparse=True)
+        with pytest.raises(NotImplementedError, match="SparseCPU"):
+            torch.autograd.grad(result.sum(), table)
+    torch.testing.assert_close(
+        torch.autograd.grad(compiled_tanh(table).sum(), table), torch.autograd.grad(table.tanh().sum(), table)
+    )
