@@ -63,7 +63,7 @@ def test_a_class_of_nodes_gets_a_method_once_a_backward_was_compiled(implementat
     torch.autograd.grad(compiled(a, b).sum(), a)
     assert not runs_in_cpp(compiled(a, b)), "only another variant was compiled"
     torch.autograd.grad(compiled(a, b).sum(), (a, b))
-    assert runs_in_cpp(compiled(a, b)) is (implementation == "c++")
+    assert runs_in_cpp(compiled(a, b)) is (implementation == "c++" and native_node.nodes_fit())
 
 
 def test_what_users_see_of_a_node():
@@ -199,6 +199,7 @@ def test_errors_are_those_of_eager():
     torch.testing.assert_close(a.grad, torch.autograd.grad(product(a, b).sum(), a)[0])
 
 
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events")  # older versions of torch
 def test_the_profiler_sees_the_node():
     compiled, inputs = settled(product), pair()
     with torch.profiler.profile(record_shapes=True) as profile:
