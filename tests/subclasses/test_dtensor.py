@@ -28,7 +28,11 @@ FAILURES = {  # the messages of errors
     ("DTensor: embedding", "dynamo"): "Please convert all Tensors to FakeTensors",  # Dynamo
     ("DTensor: several losses", ""): "Replicate",  # placements of a gradient of one of several results
 }
-SCATTERED = ("DTensor: unevenly reduced", "DTensor: module split by sequence")
+SCATTERED = (
+    "DTensor: module split by sequence",
+    "DTensor: placements of sizes that do not divide",
+    "DTensor: unevenly reduced",
+)
 """Programs with a collective whose result the fake processes of older versions of torch do not write."""
 
 
