@@ -109,6 +109,19 @@ def several(x, y, *, factor=2.0):
     return {"a": x.exp() * factor, "b": y.tanh(), "nothing": None}, torch.from_numpy(np.sin(x.detach().numpy()))
 
 
+def step_of(model, optimizer):
+    """A training step that returns its loss."""
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
 def leaf(*size, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*(size or (4, 3)), generator=generator).requires_grad_()

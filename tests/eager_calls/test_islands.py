@@ -27,6 +27,7 @@ from tests.eager_calls.functions import (
     leaf,
     several,
     sine,
+    step_of,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -296,17 +297,9 @@ def test_a_training_step():
         torch.manual_seed(0)
         model = Model()
         optimizer = torch.optim.Adam(model.parameters())
-
-        def step(x, model=model, optimizer=optimizer):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        run = step
+        run = step_of(model, optimizer)
         if compiles:
-            run = aotgrad.train_step(step, state=[model, optimizer], backend="eager", options={"islands": True})
+            run = aotgrad.train_step(run, state=[model, optimizer], backend="eager", options={"islands": True})
         losses.append([run(leaf().detach()) for _ in range(3)])
     torch.testing.assert_close(*losses)
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import aotgrad
 from aotgrad.errors import CaptureError, EagerCallError
-from tests.eager_calls.functions import ISLANDS, leaf
+from tests.eager_calls.functions import ISLANDS, leaf, step_of
 
 
 def added(x):
@@ -264,17 +264,9 @@ def test_buffers_in_a_training_step():
         torch.manual_seed(0)
         model = kind()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x, model=model, optimizer=optimizer):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-
-        run = step
+        run = step_of(model, optimizer)
         if kind is CountingInAnIsland:
-            run = aotgrad.train_step(step, state=[model, optimizer], backend="eager")
+            run = aotgrad.train_step(run, state=[model, optimizer], backend="eager")
         losses = [run(leaf(seed=seed).detach()).detach() for seed in range(3)]
         found.append([losses, dict(model.state_dict())])
     torch.testing.assert_close(*found)
