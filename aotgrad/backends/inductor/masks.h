@@ -1,4 +1,4 @@
-// How vector masks are loaded from bools and stored as bools. torch's own code does both lane by lane: 10 ns a value.
+// How vector masks are loaded from bools and stored as bools. torch's own code does both lane by lane.
 // Specializes members of torch's VecMask, before a kernel instantiates them. A compiler that refuses this is no harm: the
 // kernels are then compiled one by one, without it.
 
@@ -12,17 +12,30 @@ using at::vec::Vectorized;
 using at::vec::VectorizedN;
 
 #if defined(CPU_CAPABILITY_AVX512)
+using Lanes = __m512i;
+#else
+using Lanes = __m256i;
+#endif
 
-template <typename T> static inline Vectorized<T> lanes_of(unsigned bits) {
-    const __m512i lanes = sizeof(T) == 4 ? _mm512_movm_epi32(__mmask16(bits)) : _mm512_movm_epi64(__mmask8(bits));
+template <typename T> static inline Vectorized<T> mask_of(Lanes lanes) {
     Vectorized<T> mask;
     std::memcpy(static_cast<void*>(&mask), &lanes, sizeof(lanes));
     return mask;
 }
 
-template <typename T> static inline unsigned bits_of(const Vectorized<T>& mask) {
-    __m512i lanes;
+template <typename T> static inline Lanes lanes_in(const Vectorized<T>& mask) {
+    Lanes lanes;
     std::memcpy(&lanes, static_cast<const void*>(&mask), sizeof(lanes));
+    return lanes;
+}
+
+#if defined(CPU_CAPABILITY_AVX512)
+
+template <typename T> static inline Lanes lanes_of(unsigned bits) {
+    return sizeof(T) == 4 ? _mm512_movm_epi32(__mmask16(bits)) : _mm512_movm_epi64(__mmask8(bits));
+}
+
+template <typename T> static inline unsigned bits_of(Lanes lanes) {
     return sizeof(T) == 4 ? unsigned(_mm512_movepi32_mask(lanes)) : unsigned(_mm512_movepi64_mask(lanes));
 }
 
@@ -37,19 +50,14 @@ static inline void store(bool* to, unsigned bits, int count) {
 
 #else
 
-template <typename T> static inline Vectorized<T> lanes_of(unsigned bits) {
-    const __m256i each = sizeof(T) == 4 ? _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128) : _mm256_setr_epi64x(1, 2, 4, 8);
-    const __m256i all = sizeof(T) == 4 ? _mm256_set1_epi32(int(bits)) : _mm256_set1_epi64x(int64_t(bits));
-    const __m256i chosen = _mm256_and_si256(all, each);
-    const __m256i lanes = sizeof(T) == 4 ? _mm256_cmpeq_epi32(chosen, each) : _mm256_cmpeq_epi64(chosen, each);
-    Vectorized<T> mask;
-    std::memcpy(static_cast<void*>(&mask), &lanes, sizeof(lanes));
-    return mask;
+template <typename T> static inline Lanes lanes_of(unsigned bits) {
+    const Lanes each = sizeof(T) == 4 ? _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128) : _mm256_setr_epi64x(1, 2, 4, 8);
+    const Lanes all = sizeof(T) == 4 ? _mm256_set1_epi32(int(bits)) : _mm256_set1_epi64x(int64_t(bits));
+    const Lanes chosen = _mm256_and_si256(all, each);
+    return sizeof(T) == 4 ? _mm256_cmpeq_epi32(chosen, each) : _mm256_cmpeq_epi64(chosen, each);
 }
 
-template <typename T> static inline unsigned bits_of(const Vectorized<T>& mask) {
-    __m256i lanes;
-    std::memcpy(&lanes, static_cast<const void*>(&mask), sizeof(lanes));
+template <typename T> static inline unsigned bits_of(Lanes lanes) {
     const int bits = sizeof(T) == 4 ? _mm256_movemask_ps(_mm256_castsi256_ps(lanes)) : _mm256_movemask_pd(_mm256_castsi256_pd(lanes));
     return unsigned(bits);
 }
@@ -72,7 +80,7 @@ template <typename T, int N> static inline VectorizedN<T, N> from(const bool* bo
     constexpr int width = Vectorized<T>::size();
     VectorizedN<T, N> mask(static_cast<T>(0));
     for (int k = 0; k < N && count > k * width; ++k) {
-        mask[k] = lanes_of<T>(load(bools + k * width, std::min(width, count - k * width)));
+        mask[k] = mask_of<T>(lanes_of<T>(load(bools + k * width, std::min(width, count - k * width))));
     }
     return mask;
 }
@@ -80,7 +88,7 @@ template <typename T, int N> static inline VectorizedN<T, N> from(const bool* bo
 template <typename T, int N> static inline void store(const VectorizedN<T, N>& mask, bool* bools, int count) {
     constexpr int width = Vectorized<T>::size();
     for (int k = 0; k < N && count > k * width; ++k) {
-        store(bools + k * width, bits_of<T>(mask[k]), std::min(width, count - k * width));
+        store(bools + k * width, bits_of<T>(lanes_in<T>(mask[k])), std::min(width, count - k * width));
     }
 }
 
