@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -182,9 +181,6 @@ class CapturedFunction:
         Raises:
             HigherOrderError: the segment changes an input that has a history since an earlier backward.
         """
-        if not self.changed_later:
-            yield from map(self.as_traced, itertools.count(), map(usable, primals))
-            return
         changed = {self.joint.memory[change.memory.index] for change in self.segments[segment].changes}
         for index, primal in enumerate(primals):
             has_history = index in self.changed_later and primal.requires_grad and not self.requires_grad(index)
