@@ -311,6 +311,10 @@ CORRECTIONS: Mapping[str, Correction] = {
         torch_compat.use_traced_offsets,
         "Inductor calls the op with its own buffer, whose offset is not the one that as_strided counts from",
     ),
+    "numbers on the CPU": Amendment(
+        torch_compat.keep_host_numbers,
+        "a number that the CPU computes from an element is computed in the kernel of a GPU, which cannot read the element",
+    ),
     "offsets of inputs": Amendment(
         torch_compat.count_input_offsets,
         "as_strided of an input that is a slice counts from the slice (torch < 2.13)",

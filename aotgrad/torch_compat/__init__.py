@@ -339,6 +339,7 @@ from aotgrad.torch_compat.inductor.kernels import (
 )
 from aotgrad.torch_compat.inductor.lowerings import (
     count_input_offsets,
+    keep_host_numbers,
     use_aten_conversions,
     use_traced_offsets,
     view_traced_strides,

@@ -88,12 +88,13 @@ def interpreted(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def call(*args: Any, **ignored: Any) -> Any:
+        import numpy as np
         import torch
         from triton import language as tl
         from triton.runtime.interpreter import TensorHandle
 
         tensors = tl.broadcast(*args) if len(args) == 2 else args
-        result = function(*(torch.from_numpy(tensor.handle.data) for tensor in tensors)).numpy()
+        result = function(*(torch.from_numpy(np.require(each.handle.data, requirements="W")) for each in tensors)).numpy()
         dtype = tl.int1 if result.dtype == bool else tensors[0].dtype
         return tl.tensor(TensorHandle(result, dtype), tl.block_type(dtype, list(result.shape)))
 
@@ -116,6 +117,7 @@ def with_checks(run: Callable) -> Callable:
 
     @functools.wraps(run)
     def checked(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        check_devices(kernel, args)
         check_alignment(kernel, args)
         for names in _launches:
             names.append(kernel.fn.__name__)
@@ -123,6 +125,20 @@ def with_checks(run: Callable) -> Callable:
             return run(kernel, *args, **kwargs)
 
     return checked
+
+
+def check_devices(kernel: Any, args: Sequence[Any]) -> None:
+    """As a GPU does.
+
+    Raises:
+        RuntimeError: an argument is in the memory of the host.
+    """
+    import torch
+
+    for position, argument in enumerate(args):
+        if isinstance(argument, torch.Tensor) and argument.device.type != "cuda":
+            name = list(kernel.triton_meta["signature"])[position]
+            raise RuntimeError(f"CUDA driver error: invalid argument ({name} of {kernel.fn.__name__})")
 
 
 def check_alignment(kernel: Any, args: Sequence[Any]) -> None:

@@ -97,3 +97,31 @@ def view_traced_strides() -> Iterator[None]:
 
     with mock.patch.dict(lowerings, {op: view}):
         yield
+
+
+@contextlib.contextmanager
+def keep_host_numbers() -> Iterator[None]:
+    """Inside, a number that the CPU computes and another device reads gets a buffer, whose value Inductor passes to kernels.
+
+    Inductor would compute it again in the kernel that reads it, from memory of the CPU, which a GPU cannot read.
+    """
+    from torch._inductor import ir
+    from torch._inductor.graph import GraphLowering
+    from torch.utils._pytree import tree_map_only
+
+    plain = GraphLowering.call_function
+
+    def keep(value: Any) -> Any:
+        if value.get_device().type == "cpu" and not value.get_size():
+            value.realize()
+        return value
+
+    def call(graph: Any, target: Any, args: Any, kwargs: Any) -> Any:
+        result = graph.current_node.meta.get("val")
+        results = result if isinstance(result, (list, tuple)) else [result]
+        if any(isinstance(each, torch.Tensor) and each.device.type != "cpu" for each in results):
+            args, kwargs = tree_map_only(ir.TensorBox, keep, (args, kwargs))
+        return plain(graph, target, args, kwargs)
+
+    with mock.patch.object(GraphLowering, "call_function", call):
+        yield

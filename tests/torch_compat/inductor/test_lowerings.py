@@ -80,3 +80,16 @@ def test_inductor_views_a_value_as_another_dtype_with_the_strides_of_the_trace()
         assert lowerings[op] is not before
         assert torch.equal(torch.compile(double, backend="inductor")(x), double(x))
     assert lowerings[op] is before
+
+
+@inductor
+def test_inductor_gives_a_number_of_the_host_a_buffer():
+    """Only for kernels of another device: on a CPU, kernels read each other's memory."""
+    from torch._inductor.graph import GraphLowering
+
+    before = GraphLowering.call_function
+    with fresh_cache(), compat.keep_host_numbers():
+        assert GraphLowering.call_function is not before
+        x, y = torch.ones(4), torch.tensor([0.5, 2.0])
+        assert torch.equal(torch.compile(lambda x, y: x * (y[0] + 1), backend="inductor")(x, y), torch.full((4,), 1.5))
+    assert GraphLowering.call_function is before
