@@ -8,7 +8,8 @@ the copy has arrived, and keeps the source of the copy alive until then. The cop
 they run beside its computations and one after another. On a CPU there is no link: each copy is made at once, in other
 memory.
 
-Limits: tensors without gaps, on a CPU or an accelerator. The figures of the links are usual ones and not measured.
+Limits: tensors without gaps, on a CPU or an accelerator. The figures of a link are measured for the GPUs of the table, and
+usual ones for others.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ SPEEDS = {
     "cuda": DeviceSpeed(1.5e12, 1.5e14, Link(bandwidth=2.5e10, latency=2e-5)),
 }
 """By type of the device. A CPU stands for a device; each of its numbers is about a hundredth of the device's."""
+
+GPUS = {
+    (9, 0): DeviceSpeed(3.9e12, 7.5e14, Link(bandwidth=5.5e10, latency=2.6e-5)),
+}
+"""By compute capability, where it was measured: `scripts/cuda_check.sh --part 3 --only link`."""
 
 _streams: dict[torch.device, torch.Stream] = {}
 _arrivals: dict[int, torch.Event] = {}
@@ -117,4 +123,16 @@ def functional_wait(mode: Any, x: torch.Tensor, source: torch.Tensor | None = No
 def speed_of(node: fx.Node) -> DeviceSpeed:
     """The speed of the device that a node, which starts a copy, sends a value from or to."""
     on_device = node.all_input_nodes[0] if node.target is OFFLOAD else node
-    return SPEEDS[on_device.meta["val"].device.type]
+    return speed_on(on_device.meta["val"].device)
+
+
+def speed_on(device: torch.device) -> DeviceSpeed:
+    """The speed of a device; a GPU that was not measured has the usual one.
+
+    Raises:
+        KeyError: no speed is known for the type of the device.
+    """
+    usual = SPEEDS[device.type]
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return usual
+    return GPUS.get(torch.cuda.get_device_capability(device), usual)

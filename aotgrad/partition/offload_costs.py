@@ -17,7 +17,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
-from aotgrad.graph.host_copies import SPEEDS
+from aotgrad.graph.host_copies import SPEEDS, speed_on
 from aotgrad.partition import costs
 from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.partition.problem import NEVER
@@ -42,7 +42,7 @@ def _has_no_gaps(value: torch.Tensor) -> bool:
 def time_of_transfer(node: fx.Node) -> int:
     """Time on the link, there and back."""
     (value,) = costs.tensors_of(node)
-    speed = SPEEDS[value.device.type]
+    speed = speed_on(value.device)
     seconds = speed.link.seconds(costs.dense_bytes(value))
     return 2 * int(seconds * speed.bytes_per_second) * costs.TIME_PER_BYTE
 

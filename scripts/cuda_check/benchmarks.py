@@ -188,7 +188,7 @@ class Measured:
     reserved: int
 
 
-def first_step(step: Callable[[], None]) -> float:
+def first_step(step: Callable[[], object]) -> float:
     """Seconds of the first step, which compiles."""
     torch.cuda.synchronize()
     start = time.perf_counter()
@@ -197,7 +197,7 @@ def first_step(step: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def peaks(step: Callable[[], None]) -> tuple[int, int]:
+def peaks(step: Callable[[], object]) -> tuple[int, int]:
     """The peaks of allocated and of reserved memory over two steps."""
     gc.collect()
     torch.cuda.empty_cache()
@@ -208,7 +208,7 @@ def peaks(step: Callable[[], None]) -> tuple[int, int]:
     return torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
 
 
-def sample(step: Callable[[], None]) -> tuple[float, float]:
+def sample(step: Callable[[], object]) -> tuple[float, float]:
     """Milliseconds of one step on the device, and until it has been submitted."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -249,7 +249,7 @@ def raised_by(name: str) -> Sequence[type[Exception]]:
     return [RuntimeError] if name == "Inductor" else []
 
 
-def medians_in_turns(steps: Mapping[str, Callable[[], None]]) -> dict[str, list[float]]:
+def medians_in_turns(steps: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
     """The median of each column of `sample`, of each step; steps are run in turns."""
     samples: dict[str, list[tuple[float, float]]] = {name: [] for name in steps}
     for _ in range(ROUNDS):
@@ -291,6 +291,7 @@ def budget_point(budget: float) -> Outcome:
     arguments = inputs[:4], targets[:4]
     options = {"memory_budget": budget}
     steps = {"aotgrad": partial(first_order, with_aotgrad(options, function), arguments, wanted)}
+    steps["aotgrad, offload"] = partial(first_order, with_aotgrad({**options, "offload": True}, function), arguments, wanted)
     functorch_config.activation_memory_budget = budget
     steps["Inductor"] = partial(first_order, with_inductor(None, function), arguments, wanted)
     with turn(alone=False):

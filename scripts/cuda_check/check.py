@@ -39,9 +39,9 @@ def cases_of(part: int) -> Sequence[Case]:
     if part == 1:
         from correctness import CASES
     elif part == 2:
-        from runtime import CASES
+        from features import CASES
     else:
-        from benchmarks import CASES
+        from training import CASES
     return CASES
 
 
