@@ -62,6 +62,7 @@ VIEWS = (
     "torch.atleast_2d({0})",
     "{0}.resolve_conj()",
     "{0}.hsplit(1)[0]",
+    "aotgrad.checkpoint_name({0}, 'named')",
 )
 """Results that may share memory with `{0}`."""
 
@@ -132,6 +133,8 @@ METADATA = (
 """Changes of the size and stride of `{0}`."""
 
 FRESH = (
+    "aotgrad.checkpoint_name({0}.sin(), 'named')",
+    "aotgrad.checkpoint_name({0} * {1}, 'named').exp()",
     "{0}.mul(2)",
     "{0} + 1",
     "{0} * {0}",

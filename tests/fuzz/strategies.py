@@ -26,6 +26,7 @@ DTYPES = (*("torch.float32",) * 8, "torch.float64", "torch.complex64", "torch.co
 PARTITIONERS = ("aotgrad.min_cut_rematerialization_partition", "aotgrad.default_partition")
 BUDGETS = ("0.0", "0.3", "0.7", "64", "100")
 BUDGET_OF = ("'saved'", "'peak'")
+POLICIES = ("'save'", "'recompute'", "'offload'", "'offload'")
 DYNAMIC = (*("False",) * 6, "None", "True")
 WRITES_FROM_OPERAND = tuple(template for template in (*operations.IN_PLACE, *operations.ASSIGNMENTS) if "{1}" in template)
 LARGEST = 64
@@ -63,16 +64,24 @@ def programs(draw: Callable) -> Program:
     body, names = draw_body(choices, world, arguments)
     partition = choices.one_of(PARTITIONERS)
     options = f"aotgrad.nop, partition_fn={partition}, dynamic={choices.one_of(DYNAMIC)}"
-    if "min_cut" in partition and choices.chance(30):
-        options += (
-            f", options={{'memory_budget': {choices.one_of(BUDGETS)}, 'memory_budget_of': {choices.one_of(BUDGET_OF)}}}"
-        )
+    if chosen := draw_memory_options(choices, source(body)) if "min_cut" in partition else ():
+        options += f", options={{{', '.join(chosen)}}}"
     program = Program(parameters, body, draw_result(choices, names), options)
     context = choices.weighted([(8, ""), (1, "torch.no_grad()"), (1, "torch.enable_grad()")])
     rounds = [draw_round(choices, program, Round(setup, arguments, context, ()))]
     for _ in range(choices.weighted([(2, 0), (3, 1), (2, 2)])):
         rounds.append(draw_round(choices, program, changed_setup(choices, program, rounds[-1])))
     return replace(program, rounds=tuple(rounds))
+
+
+def draw_memory_options(choices: Draw, body: str) -> list[str]:
+    """A budget, and a policy for the values of a body that have a name."""
+    chosen = []
+    if choices.chance(30):
+        chosen += [f"'memory_budget': {choices.one_of(BUDGETS)}", f"'memory_budget_of': {choices.one_of(BUDGET_OF)}"]
+    if "'named'" in body and choices.chance(70):
+        chosen.append(f"'checkpoint_policies': {{'named': {choices.one_of(POLICIES)}}}")
+    return chosen
 
 
 # --- Arguments -------------------------------------------------------------------------------------------------------

@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+import aotgrad
 from tests.fuzz import helpers
 from tests.fuzz.program import Backward, Gradients, Program, Round, source
 
-HELPERS = {name: value for name, value in vars(helpers).items() if not name.startswith("_")}
+HELPERS = {"aotgrad": aotgrad, **{name: value for name, value in vars(helpers).items() if not name.startswith("_")}}
 
 
 @dataclass(frozen=True)
@@ -198,7 +199,7 @@ def copied(value: Tensor | None) -> Tensor | None:
 
 def define(program: Program) -> Callable:
     """The function of a program."""
-    namespace: dict[str, Any] = {"torch": torch}
+    namespace: dict[str, Any] = {"torch": torch, "aotgrad": aotgrad}
     exec(compile(program.function(), "<fuzzed function>", "exec"), namespace)
     return namespace["f"]
 
