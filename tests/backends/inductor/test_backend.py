@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -123,3 +125,23 @@ def test_ops_that_draw_from_the_generator_keep_their_order(draws: int, settings:
     x = graph.placeholder("x")
     graph.output([graph.call_function(torch.ops.aten.bernoulli.default, (x,)) for _ in range(draws)])
     assert settings_for(graph) == settings
+
+
+def test_a_backward_has_the_settings_of_its_forward(monkeypatch) -> None:
+    """Also in a thread of its own: those of autograd's devices have Inductor's defaults."""
+    compile, seen = torch_compat.inductor_compile, []
+
+    def recorded(*args, **kwargs):
+        seen.append((config.fallback_random, config.max_fusion_size))
+        return compile(*args, **kwargs)
+
+    monkeypatch.setattr(torch_compat, "inductor_compile", recorded)
+    x = torch.rand(8, requires_grad=True)
+    compiled = aotgrad.aot_function(lambda x: x.sin().exp(), "inductor", options={"early_backward": False})
+    with config.patch(fallback_random=True, max_fusion_size=3):
+        loss = compiled(x).sum()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
+    assert seen == [(True, 3)] * 2
