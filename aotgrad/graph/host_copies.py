@@ -46,7 +46,7 @@ SPEEDS = {
 }
 """By type of the device. A CPU stands for a device; each of its numbers is about a hundredth of the device's."""
 
-GPUS = {
+MEASURED = {
     (9, 0): DeviceSpeed(3.9e12, 7.5e14, Link(bandwidth=5.5e10, latency=2.6e-5)),
 }
 """By compute capability, where it was measured: `scripts/cuda_check.sh --part 3 --only link`."""
@@ -135,4 +135,4 @@ def speed_on(device: torch.device) -> DeviceSpeed:
     usual = SPEEDS[device.type]
     if device.type != "cuda" or not torch.cuda.is_available():
         return usual
-    return GPUS.get(torch.cuda.get_device_capability(device), usual)
+    return MEASURED.get(torch.cuda.get_device_capability(device), usual)
