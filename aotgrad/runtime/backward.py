@@ -307,33 +307,28 @@ class Backward:
     def saved_needed_later(self, ran: frozenset[VariantKey]) -> tuple[int, ...]:
         """The positions of the saved tensors that later backwards may need.
 
-        These are the backwards that are not among the variants in `ran`, and those that eager can repeat because it saves
-        nothing for them.
+        These are the backwards that eager can run after the variants in `ran`: they pass through no node that has freed what
+        it saved. Those for which eager saves nothing can be repeated.
         """
         if ran not in self.pending_positions:
             self.pending_positions[ran] = tuple(sorted(set().union(*map(self.positions_needed, self.find_pending(ran)))))
         return self.pending_positions[ran]
 
     def find_pending(self, ran: frozenset[VariantKey]) -> Iterator[VariantKey]:
-        """The variants that may run later, one for each tangent."""
+        """The variants that may run later, one for each tangent: eager frees what a node has saved after it ran."""
+        freed = functools.reduce(operator.or_, map(self.nodes_run, ran), 0)
         for tangent, is_defined in enumerate(self.full.tangents):
-            done = [key for key in ran if key.tangents[tangent]]
-            pending = tuple(
-                is_wanted and (not any(key.gradients[k] for key in done) or not self.tangents_of_saving[k] >> tangent & 1)
-                for k, is_wanted in enumerate(self.full.gradients)
-            )
+            freed_below = self.nodes_between(1 << tangent, EVERYTHING) & freed
+            behind = zip(self.full.gradients, self.nodes_before_gradients, strict=True)
+            pending = tuple(is_wanted and not nodes & freed_below for is_wanted, nodes in behind)
             if is_defined and any(pending):
                 yield VariantKey(tuple(k == tangent for k in range(len(self.full.tangents))), pending)
 
     @functools.cached_property
-    def tangents_of_saving(self) -> tuple[int, ...]:
-        """For each gradient, the mask of the tangents from which a node of `saving` leads to it."""
-
-        def mask(position: int) -> int:
-            masks = (nodes.tangent_mask for nodes in self.saving if nodes.gradient_mask >> position & 1)
-            return functools.reduce(operator.or_, masks, 0)
-
-        return tuple(map(mask, range(len(self.full.gradients))))
+    def nodes_before_gradients(self) -> tuple[int, ...]:
+        """For each gradient, the nodes of `saving` that lead to it."""
+        positions = range(len(self.full.gradients))
+        return tuple(bits(bool(nodes.gradient_mask >> position & 1) for nodes in self.saving) for position in positions)
 
     def positions_needed(self, key: VariantKey) -> Sequence[int]:
         needed = self.saved_needed(key)

@@ -1,8 +1,8 @@
 """The saved tensors of a segment's autograd node: a backward unpacks what it needs, and releases what no other needs.
 
 A backward that needs some of the saved tensors unpacks only these, since others may have been changed in place. If it does
-not retain the graph, tensors stay that gradients need which no backward has computed yet. They move to `ctx.kept`, since the
-engine clears all that the node saved.
+not retain the graph, tensors stay that eager's nodes need which have not run yet. They move to `ctx.kept`, since the engine
+clears all that the node saved.
 
     y = x.exp() + w.sin();  grad(y.sum(), x)      unpacks exp(x), and keeps w for grad(y.sum(), w)
 """
@@ -29,6 +29,8 @@ def saved_by_slot(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor | None]
         RuntimeError: eager's, if one that is needed was changed in place or freed.
     """
     slots = ctx.backward.saved_slots
+    if ctx.kept is None and (values := torch_compat.saved_tensors_without_hooks(ctx)) is not None:
+        return dict(zip(slots, values, strict=True))
     found = dict(enumerate(unpack(ctx, key) or (None,) * len(slots)))
     found |= unpack_unchanged(ctx, [position for position, tensor in found.items() if tensor is None])
     return {slot: found[position] for position, slot in enumerate(slots)}

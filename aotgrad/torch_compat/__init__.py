@@ -80,6 +80,7 @@ from aotgrad.torch_compat.autograd import (
     saved_by_function,
     saved_by_node,
     saved_tensors,
+    saved_tensors_without_hooks,
     saves_a_value,
     saves_packed_values,
     sequence_nr,

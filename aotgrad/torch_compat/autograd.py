@@ -482,6 +482,17 @@ def unpack_hooks(ctx: Any, positions: Sequence[int]) -> list[Callable[[], torch.
     return [None if each.unpack_hook is None else functools.partial(each.unpack_hook, each.data) for each in found]
 
 
+def saved_tensors_without_hooks(ctx: Any) -> tuple[torch.Tensor, ...] | None:
+    """The tensors that a custom node saved; `None` if one was changed in place or freed, or if a hook has packed one."""
+    if recorded_node(ctx) is not None:
+        return None
+    try:
+        is_packed = any(each.unpack_hook is not None for each in ctx._raw_saved_tensors)
+        return None if is_packed else ctx.saved_tensors
+    except RuntimeError:
+        return None
+
+
 def release_saved_tensors(ctx: Any) -> None:
     """Free a node's saved tensors now rather than after its backward, unless the graph is retained."""
     if hasattr(ctx, "maybe_clear_saved_tensors"):

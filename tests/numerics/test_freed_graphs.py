@@ -164,6 +164,14 @@ def test_a_backward_frees_what_ran_and_keeps_the_rest() -> None:
     assert [len(sums) for sums in found] == [2, 1, 0]
 
 
+@pytest.mark.parametrize("name", ["a_product", "a_chain_of_products"])
+def test_a_backward_to_some_inputs_frees_what_no_other_one_can_read(name: str) -> None:
+    """Each node of eager's that leads to the other input has run."""
+    function, (run, *_) = PROGRAMS[name]
+    before, after = packed_and_alive(aotgrad.aot_function(function, compile_eager), (run,))
+    assert before and after == packed_and_alive(function, (run,))[-1] == []
+
+
 def changed_between(function: Callable, when: int, changed: int, first: int, is_right: bool = False) -> list[str]:
     """Two backwards to one input each, with an input changed before the first or between them, until one raises.
 

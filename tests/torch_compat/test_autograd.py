@@ -193,6 +193,20 @@ def test_an_output_of_the_node_is_unpacked():
     assert torch.equal(saved, result)
 
 
+def test_saved_tensors_are_unpacked_together_if_all_are_as_they_were():
+    x, y = torch.ones(1, requires_grad=True), torch.ones(1)
+    node = Saving.apply(x, y).grad_fn
+    first, second = compat.saved_tensors_without_hooks(node)
+    assert first is x and torch.equal(second, y)
+    with torch.autograd.graph.save_on_cpu():
+        assert compat.saved_tensors_without_hooks(Saving.apply(x, y).grad_fn) is None
+    y.add_(1)
+    assert compat.saved_tensors_without_hooks(node) is None
+    freed = Saving.apply(x, y)
+    freed.backward()
+    assert compat.saved_tensors_without_hooks(freed.grad_fn) is None
+
+
 def test_saved_tensors_are_unpacked_one_by_one():
     x, y = torch.ones(1, requires_grad=True), torch.ones(1)
     result = Saving.apply(x, y)
