@@ -219,11 +219,10 @@ def module_with(
         if torch.compiler.is_dynamo_compiling():
             return eager(*inputs, **options)
         if not options and (known := lifted.known(inputs, cache.plain)):
-            tensors, value = known
-            for usual in cache.plain.get(len(tensors), ()):
-                if usual.state is value and usual.admits(tensors):
-                    del inputs, known
-                    return usual.run(tensors)
+            tensors, state = known
+            if usual := cache.fast_path(tensors, state):
+                del inputs, known
+                return usual.run(tensors)
         runs_eagerly = cache.runs_eagerly(inputs)
         if runs_eagerly and not (torch_compat.forward_mode_is_open() or torch_compat.transform_is_open()):
             return eager(*inputs, **options)

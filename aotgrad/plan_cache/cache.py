@@ -121,6 +121,13 @@ class PlanCache:
             return DISABLED
         return OBSERVED if torch_compat.ops_are_observed(tensors) else None
 
+    def fast_path(self, values: Sequence[Any], state: Hashable) -> FastPath | None:
+        """The fast path that serves a call with these values in this state, if one does."""
+        for path in self.plain.get(len(values), ()):
+            if (path.state is state or path.state == state) and path.admits(values):
+                return path
+        return None
+
     def plan_for(self, call: Call, counts: bool = True) -> Planned:
         """The plan of a call, made if there is none, or the reason why there is none; `run` takes what is returned.
 

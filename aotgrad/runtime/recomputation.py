@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +43,10 @@ class Recomputation:
         if version is not None:
             return torch_compat.version_of(result) == version
         return getattr(result.grad_fn, "recomputation", None) is self
+
+    def inputs_are_unchanged(self, versions_of: Callable[[Sequence[torch.Tensor]], list[int]]) -> bool:
+        """Whether all inputs are tensors that nobody has modified in place, the call included."""
+        return None not in self.versions and versions_of(self.primals) == self.versions
 
     def check_unchanged(self, needed: Iterable[int]) -> None:
         """Check that no input was modified in place.

@@ -6,7 +6,7 @@ plans.find(Batch(...), arguments)()          traced and compiled at the first ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
-from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, NotCompiled
+from aotgrad.plan_cache.entry import CachedPlan, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import GeneratorArguments
 from aotgrad.plan_cache.wrappers import WrapperArguments
 from aotgrad.transforms.derived import DerivedFunction
@@ -82,10 +82,6 @@ class DerivedPlans:
         if isinstance(planned.call.arguments, GeneratorArguments):  # transforms do not see the states of generators
             raise NotCompiled
         return PlannedCall(self.cache, planned)
-
-    def usual(self, key: Hashable, count: int) -> Iterator[FastPath]:
-        """The fast paths of a function with this key that takes so many tensors; their guards are still to ask."""
-        return (path for path in self.cache.plain.get(count, ()) if path.state == key)
 
     def call(self, function: DerivedFunction, arguments: Arguments, is_unchanged: Callable[[], bool] = lambda: True) -> Any:
         """The result of a function, which may draw from generators of its own."""

@@ -21,7 +21,7 @@ import torch
 import torch.fx as fx
 from torch.autograd.graph import GradientEdge
 
-from aotgrad import torch_compat
+from aotgrad import native, torch_compat
 from aotgrad.capture import gradient_aliases, repeats
 from aotgrad.errors import HigherOrderError, UnsupportedOutputError
 from aotgrad.graph import op_table
@@ -354,14 +354,27 @@ class CompiledVjp:
         prepared = self.prepared.get(key)
         if prepared is None:
             prepared = self.prepared[key] = self.prepare(*key[:-1], [slot for slot in saved if slot not in absent])
-        values = [*self.function.inputs_for(call.primals, segment), *(tangents[k] for k in defined), *present.values()]
-        values += map(without_history, map(saved.__getitem__, prepared.saved))
-        with torch_compat.random_state_of(call.random_state), self.function.settings.active():
-            for usual in self.plans.usual(prepared.key, len(values)):
-                if usual.admits(values):
+        others = [*(tangents[k] for k in defined), *present.values()]
+        others += map(without_history, map(saved.__getitem__, prepared.saved))
+        is_repeated = settings == self.function.settings and call.random_state is None
+        with contextlib.nullcontext() if is_repeated else self.settings_of(call):
+            are_unchanged = not self.function.changed_later and call.inputs_are_unchanged(self.versions_of)
+            values = [*(call.primals if are_unchanged else self.function.inputs_for(call.primals, segment)), *others]
+            if usual := self.plans.cache.fast_path(values, prepared.key):
+                if not are_unchanged:
                     self.function.check_unchanged(call, self.function.read_by(usual.executable))
-                    return usual.run(values)
-            return self.call_with(prepared, call, values)
+                return usual.run(values)
+            return self.call_with(prepared, call, [*self.function.inputs_for(call.primals, segment), *others])
+
+    @contextlib.contextmanager
+    def settings_of(self, call: Recomputation) -> Iterator[None]:
+        """Inside, the settings and the generators are as they were in a call."""
+        with torch_compat.random_state_of(call.random_state), self.function.settings.active():
+            yield
+
+    @functools.cached_property
+    def versions_of(self) -> Callable[[Sequence[torch.Tensor]], list[int]]:
+        return native.lookup("versions_of", torch_compat.versions_of)
 
     def call_with(self, prepared: PreparedVjp, call: Recomputation, values: Sequence[Any]) -> Gradients:
         """The gradients, by whatever plan fits `values`, or without one."""
@@ -436,7 +449,7 @@ class PreparedVjp:
     known: KnownValues | None
     symbolic: Mapping[int, frozenset[int]] | None
 
-    @functools.cached_property
+    @property
     def key(self) -> Hashable:
         return self.vjp.key
 
@@ -484,7 +497,7 @@ class SegmentVjp(DerivedFunction):
     settings: OpSettings
     is_derivative = True
 
-    @property
+    @functools.cached_property
     def key(self) -> tuple:
         return (self.segment, self.defined, self.wanted, self.results, self.saved, self.settings)
 
