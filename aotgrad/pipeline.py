@@ -156,19 +156,19 @@ class Executable(Traced):
 
 @dataclass(frozen=True)
 class SmallGraph(Traced):
-    """A function that is not worth compiling: the original runs instead.
+    """A function that is not worth compiling, for a reason: the original runs instead.
 
-    `ops` is how many of its ops compute something, `limit` the number from which on a function is compiled.
+    `ops` is how many of its ops compute something.
     """
 
     ops: int
-    limit: int
+    reason: str
 
     @property
     def source(self) -> str:
         """The text that describes it in place of source."""
         count = "1 op computes" if self.ops == 1 else f"{self.ops} ops compute"
-        return f"# {count} something, min_graph_ops is {self.limit}: the original function runs eagerly"
+        return f"# {count} something, {self.reason}: the original function runs eagerly"
 
 
 @dataclass(frozen=True)
@@ -296,8 +296,9 @@ def compile(source: Source, compiler: Compiler) -> Stages:
             meta = analyze(capture)
         observe("capture", capture)
         observe("analysis", meta)
-        if is_too_small(ops := computing_nodes(capture), compiler):
-            small = SmallGraph(capture, meta, len(ops), compiler.min_graph_ops)
+        ops = computing_nodes(capture)
+        if (reason := reason_to_run_eagerly(ops, compiler)) is not None:
+            small = SmallGraph(capture, meta, len(ops), reason)
             observe("small graph", small)
             return small
         compiler = source.compiler_of_trace(compiler)
@@ -503,11 +504,13 @@ def computing_nodes(capture: Capture) -> list[fx.Node]:
     return [node for node in capture.trace.graph.nodes if passes.computes(node)]
 
 
-def is_too_small(ops: Sequence[fx.Node], compiler: Compiler) -> bool:
-    """Whether a function is not worth compiling: few ops compute something, and the backend speeds none up by itself."""
-    if len(ops) >= compiler.min_graph_ops:
-        return False
-    return compiler.options.min_graph_ops is not None or not any(map(compiler.backend.gains_alone, ops))
+def reason_to_run_eagerly(ops: Sequence[fx.Node], compiler: Compiler) -> str | None:
+    """Why a function is not worth compiling: few ops compute something, and the backend speeds none up by itself."""
+    limit = compiler.min_graph_ops
+    if len(ops) >= limit:
+        return None
+    reasons = [] if compiler.options.min_graph_ops is not None else [*map(compiler.backend.reason_to_leave, ops)]
+    return None if None in reasons else "; ".join([f"min_graph_ops is {limit}", *dict.fromkeys(filter(None, reasons))])
 
 
 def with_backward_passes(compiled: Compiled, pipeline: passes.Pipeline, after_pass: passes.Hook) -> Compiled:

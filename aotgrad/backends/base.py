@@ -55,8 +55,8 @@ class PartitionCompiler(Protocol):
     @property
     def share_layers(self) -> bool: ...
 
-    def gains_alone(self, node: fx.Node) -> bool:
-        """Whether a graph with this op is worth compiling, however few ops it has."""
+    def reason_to_leave(self, node: fx.Node) -> str | None:
+        """Why a graph with this op and few others is not worth compiling; `None` if it is."""
         ...
 
     @property
@@ -122,8 +122,8 @@ class WrappedBackend:
     def keep(self) -> Collection[Any]:
         return self.backend.keep
 
-    def gains_alone(self, node: fx.Node) -> bool:
-        return self.backend.gains_alone(node)
+    def reason_to_leave(self, node: fx.Node) -> str | None:
+        return self.backend.reason_to_leave(node)
 
     def decompositions(self) -> Mapping[Any, Callable]:
         return self.backend.decompositions()

@@ -93,8 +93,8 @@ class Backend:
 
     # -- what aotgrad calls
 
-    def gains_alone(self, node: fx.Node) -> bool:
-        return False
+    def reason_to_leave(self, node: fx.Node) -> str | None:
+        return f"{self.name} compiles no {op_table.op_name(node.target)} alone"
 
     def prepare_joint(self, joint: JointGraph) -> JointGraph:
         return joint

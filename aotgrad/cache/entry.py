@@ -53,7 +53,7 @@ class StoredSmallGraph:
     """A function that is too small to compile."""
 
     ops: int
-    limit: int
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ class PlanLookup:
     def entry_of(self, made: Stages, recording: Recording) -> Entry:
         """Raises NotSerializable, NotCacheable."""
         if isinstance(made, SmallGraph):
-            return StoredSmallGraph(made.ops, made.limit)
+            return StoredSmallGraph(made.ops, made.reason)
         assert isinstance(made, Executable), "it was compiled"
         if recording.problem is not None:
             raise recording.problem

@@ -23,6 +23,7 @@ from tabulate import tabulate
 from timing import add_threads, environment, median_seconds
 from torch import Tensor
 from torch._inductor.utils import fresh_cache
+from torch.nn import functional
 
 Function = Callable[[Tensor, Tensor], Tensor]
 
@@ -65,16 +66,31 @@ def backwards(count: int) -> Tensor:
     return torch.arange(count - 1, -1, -1)
 
 
-LONE: dict[str, Function] = {
+def rows(x: Tensor) -> Tensor:
+    return x.view(-1, ROW)
+
+
+LONE: dict[str, Function] = {  # gelu, softmax and layer_norm are several ops to Inductor
     "x[indices]": lambda x, y: x[backwards(x.numel())],
     "x.gather(0, indices)": lambda x, y: x.gather(0, backwards(x.numel())),
-    "x.t().contiguous()": lambda x, y: x.view(-1, ROW).t().contiguous(),
+    "x.flip(0)": lambda x, y: x.flip(0),
+    "x.t().contiguous()": lambda x, y: rows(x).t().contiguous(),
     "x.sin()": lambda x, y: x.sin(),
     "x / y": torch.div,
     "x + y": torch.add,
     "x.tanh()": lambda x, y: x.tanh(),
-    "x.sum(0)": lambda x, y: x.view(-1, ROW).sum(0),
-    "x.cumsum(1)": lambda x, y: x.view(-1, ROW).cumsum(1),
+    "x.relu()": lambda x, y: x.relu(),
+    "x.abs()": lambda x, y: x.abs(),
+    "maximum(x, y)": torch.maximum,
+    "atan2(x, y)": torch.atan2,
+    "addcmul(x, x, y)": lambda x, y: torch.addcmul(x, x, y),
+    "gelu(x)": lambda x, y: functional.gelu(x),
+    "softmax(x, 1)": lambda x, y: rows(x).softmax(1),
+    "layer_norm(x)": lambda x, y: functional.layer_norm(rows(x), (ROW,)),
+    "x.sum(0)": lambda x, y: rows(x).sum(0),
+    "x.amax(1)": lambda x, y: rows(x).amax(1),
+    "x.var(1)": lambda x, y: rows(x).var(1),
+    "x.cumsum(1)": lambda x, y: rows(x).cumsum(1),
 }
 
 

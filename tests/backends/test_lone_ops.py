@@ -10,17 +10,17 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotgrad
-from aotgrad.backends.lone_ops import LARGE, MOVED, gains_alone
+from aotgrad.backends.lone_ops import LARGE, MOVED, reason_to_leave
 
 aten = torch.ops.aten
 
 
-def gains(function: Callable, elements: int) -> bool:
-    """Whether the last op of a function of one tensor gains."""
+def why_left(function: Callable, elements: int) -> str | None:
+    """Why the last op of a function of one tensor is not compiled alone."""
     with torch._subclasses.FakeTensorMode():
         module = make_fx(function, tracing_mode="fake")(torch.empty(elements))
     (*_, node) = [node for node in module.graph.nodes if node.op == "call_function"]
-    return gains_alone(node)
+    return reason_to_leave(node)
 
 
 def by_order(x):
@@ -36,12 +36,15 @@ def transposed(x):
     [
         pytest.param(by_order, MOVED, id="gather"),
         pytest.param(transposed, MOVED, id="another layout"),
+        pytest.param(lambda x: x.view(-1, 64).var(1), MOVED, id="variance"),
+        pytest.param(lambda x: x.view(-1, 64).amax(1), MOVED, id="maximum"),
         pytest.param(torch.sin, LARGE, id="pointwise"),
     ],
 )
 def test_from_how_many_elements_on(function, smallest):
-    assert gains(function, smallest)
-    assert not gains(function, smallest - 64)
+    assert why_left(function, smallest) is None
+    reason = why_left(function, smallest - 64)
+    assert reason is not None and reason.endswith(f" alone faster from {smallest} elements on, not {smallest - 64}")
 
 
 @pytest.mark.parametrize(
@@ -56,11 +59,22 @@ def test_from_how_many_elements_on(function, smallest):
     ],
 )
 def test_what_eager_does_as_well(function):
-    assert not gains(function, LARGE)
+    reason = why_left(function, LARGE)
+    assert reason is not None and reason.endswith(" alone no faster")
 
 
 def test_a_copy_in_the_same_layout_moves_nothing():
-    assert not gains(torch.clone, MOVED)
+    assert why_left(torch.clone, MOVED) == "Inductor makes aten.clone alone no faster"
+
+
+def test_an_explanation_says_why_an_op_runs_eagerly():
+    small, other = (aotgrad.explain(each, backend="inductor")(torch.ones(4)).note for each in (torch.sin, torch.tanh))
+    assert small == (
+        "1 op computes something, min_graph_ops is 2; Inductor makes aten.sin alone faster from 4194304 elements on, not 4: "
+        "the original function runs eagerly"
+    )
+    assert other is not None and "Inductor makes aten.tanh alone no faster" in other
+    assert aotgrad.explain(torch.sin, backend="inductor")(torch.empty(LARGE)).note is None
 
 
 @pytest.mark.parametrize("way", ["aot_function", "dynamo"])

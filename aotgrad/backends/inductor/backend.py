@@ -35,7 +35,7 @@ from aotgrad.backends.inductor.cpp_kernels import KernelBatch
 from aotgrad.backends.inductor.wrapper_code import Wrapper
 from aotgrad.backends.layers import cut_layers
 from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
-from aotgrad.backends.lone_ops import gains_alone
+from aotgrad.backends.lone_ops import reason_to_leave
 from aotgrad.backends.parts import keep_memory_of_parts
 from aotgrad.backends.pieces import Cut, compile_pieces
 from aotgrad.backends.seeds import draw_once, give_backward_own_seeds
@@ -73,8 +73,8 @@ class InductorBackend:
         """A lone op has nothing to fuse with (`scripts/bench/small_graphs.py`). With another mode, users expect Inductor."""
         return 2 if self.mode == "default" and not self.settings else 0
 
-    def gains_alone(self, node: fx.Node) -> bool:
-        return gains_alone(node)
+    def reason_to_leave(self, node: fx.Node) -> str | None:
+        return reason_to_leave(node)
 
     def with_options(self, options: Options) -> InductorBackend:
         """This backend with the mode, the settings and the sharing of the options, if set."""
