@@ -53,10 +53,10 @@ class Versions:
     def __init__(self, objects: Sequence[Any], tables: Sequence[dict]) -> None:
         plain, ordered = by_type(tables)
         self.plain = torch_compat.DictVersions(objects, plain)
-        self.ordered = Entries(ordered, same_contents)
+        self.ordered = Entries(ordered, same_contents) if ordered else None
 
     def hold(self) -> bool:
-        return self.plain.hold() and self.ordered.hold()
+        return self.plain.hold() and (self.ordered is None or self.ordered.hold())
 
 
 def by_type(tables: Sequence[dict]) -> tuple[list[dict], list[dict]]:

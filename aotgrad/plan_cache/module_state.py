@@ -24,7 +24,7 @@ from torch import nn
 from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
-from aotgrad.guards.dictionaries import watch
+from aotgrad.guards.dictionaries import Watch, watch
 from aotgrad.guards.python_values import Identity, KnownKeys, hashable_key, is_fixed
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.lock import COMPILING
@@ -92,8 +92,9 @@ class Watched:
         self.seen = {id(module) for module in modules}
         for module in modules:
             self.add_class(type(module))
-            for name in (*HOOKS, *TABLES, "_modules"):
+            for name in (*HOOKS, "_modules"):
                 self.add_dict(module.__dict__[name])
+            self.empty += (module.__dict__[name] for name in TABLES if not module.__dict__[name])  # others: `OwnTensors`
             for name, value in module.__dict__.items():
                 if name not in SKIPPED:
                     self.add(value)
@@ -222,8 +223,20 @@ class ModuleState:
         everywhere = tuple(tuple(map(Identity, hooks.values())) for hooks in torch_compat.global_module_hooks())
         classes = OfClasses(class_state(kind, self.content) for kind in watched.classes)
         self.value = HashedOnce((everywhere, classes, *(own_state(part, self.content) for part in named.values())))
-        self.values = [slot.table[slot.key] for slot in slots_of(module)]
-        self.is_current = Unchanged(watched, self.content).holds
+        self.unchanged = Unchanged(watched, self.content)
+        tables = (part.__dict__[table] for table in TABLES for part in named.values())
+        self.own = OwnTensors.of([table for table in tables if table])
+
+    def is_current(self) -> bool:
+        """Whether the state is as it was; `tensors` are those of now. Others in the same places are no other state."""
+        if not self.unchanged.holds():
+            return False
+        if not self.own.watched.hold():
+            own = OwnTensors.of(self.own.tables)
+            if own.places != self.own.places:
+                return False
+            self.own = own
+        return True
 
     def content(self, value: Any) -> Hashable:
         return hashable_key(value, dict(self.seen))
@@ -233,7 +246,28 @@ class ModuleState:
 
         They were read with the state: a new lookup would take longer than `is_current`.
         """
-        return list(self.values)
+        return list(self.own.tensors)
+
+
+class OwnTensors(NamedTuple):
+    """The parameters and buffers of a module tree as they were read, from the tables that had some.
+
+    Attributes:
+        tensors: in the order of `slots_of`.
+        places: the keys of each table, with whether there is a tensor.
+    """
+
+    tables: list[dict[str, torch.Tensor | None]]
+    watched: Watch
+    tensors: list[torch.Tensor]
+    places: list[list[tuple[str, bool]]]
+
+    @classmethod
+    def of(cls, tables: list[dict[str, torch.Tensor | None]]) -> OwnTensors:
+        watched = watch((), tables)  # first: what changes from now on is noticed
+        tensors = [tensor for table in tables for tensor in table.values() if tensor is not None]
+        places = [[(key, tensor is not None) for key, tensor in table.items()] for table in tables]
+        return cls(tables, watched, tensors, places)
 
 
 class Slot(NamedTuple):
@@ -309,7 +343,7 @@ class LiftedModule:
         `None` if their number is not one of `counts`, if the state has changed, or while the module is traced.
         """
         state, swaps = self.state, self.swaps
-        if state is None or swaps % 2 or len(state.values) + len(inputs) not in counts or not state.is_current():
+        if state is None or swaps % 2 or len(state.own.tensors) + len(inputs) not in counts or not state.is_current():
             return None
         values = [*state.tensors(), *inputs]
         return (values, state.value) if swaps == self.swaps else None

@@ -233,6 +233,49 @@ def test_reading_an_unchanged_module_gives_the_same_state():
     assert lifted.read()[1] is lifted.read()[1]
 
 
+def test_other_tensors_in_the_same_places_are_the_same_state():
+    module = Tied()
+    lifted = LiftedModule(module)
+    before, state = lifted.read()
+    others = {name: torch.randn(2, 2) for name in lifted.paths()}
+    inside, outside = [], []
+    for _ in range(2):
+        with torch.nn.utils.stateless._reparametrize_module(module, others):
+            inside.append(lifted.read())
+        outside.append(lifted.read())
+    assert all(value is state for _, value in (*inside, *outside))
+    for found, expected in ((inside, [others[name] for name in lifted.paths()]), (outside, before)):
+        assert all(list(map(id, tensors)) == list(map(id, expected)) for tensors, _ in found)
+
+
+def test_a_buffer_in_place_of_none_and_another_order_are_other_states():
+    module = nn.Linear(2, 2)
+    module.register_buffer("scale", None)
+    lifted = LiftedModule(module)
+    states = [lifted.read()[1]]
+    module.scale = torch.ones(2)
+    states.append(lifted.read()[1])
+    module._parameters["weight"] = module._parameters.pop("weight")
+    states.append(lifted.read()[1])
+    assert len(set(states)) == 3 and [id(tensor) for tensor in lifted.read()[0]] == list(
+        map(id, (module.bias, module.weight, module.scale))
+    )
+
+
+@pytest.mark.parametrize("halves", ["eager", "inductor"])
+def test_functional_calls_find_their_plan(halves):
+    module = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    compiled = aotgrad.aot_module(module, halves)
+    x = torch.randn(4, 2)
+    for _ in range(3):
+        parameters = {name: torch.randn_like(tensor).requires_grad_() for name, tensor in module.named_parameters()}
+        found, expected = (torch.func.functional_call(each, parameters, (x,)) for each in (compiled, module))
+        torch.testing.assert_close(found, expected)
+        gradients = [torch.autograd.grad(result.sum(), list(parameters.values())) for result in (found, expected)]
+        torch.testing.assert_close(*gradients)
+    assert [plan.hits for plan in compiled.plans()] == [2]
+
+
 def test_a_graph_counts_by_identity():
     """Nodes lead to everything that a trace knows, so a graph is not read."""
     graph = torch.fx.symbolic_trace(nn.Linear(2, 2))
