@@ -150,6 +150,11 @@ def native_build_wanted() -> bool:
     return os.environ.get("AOTGRAD_NATIVE") not in ("0", "built")
 
 
+def native_sanitized() -> bool:
+    """Whether the C++ functions are built with sanitizers, for tests: `AOTGRAD_SANITIZE=1`, see `scripts/sanitize.sh`."""
+    return os.environ.get("AOTGRAD_SANITIZE") == "1"
+
+
 def logs_wanted() -> str:
     """The value of `AOTGRAD_LOGS`, see `aotgrad.telemetry.logs`."""
     return os.environ.get("AOTGRAD_LOGS", "")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the linter, where it is installed, the whole test suite, and a part of it on an emulated GPU (docs/emulated_cuda.md).
+# Runs the linter, where it is installed, the whole test suite, a part of it on an emulated GPU (docs/emulated_cuda.md), and the
+# tests of the C++ functions with sanitizers (docs/native.md).
 # With arguments, which go to pytest, it runs what they say: scripts/test.sh tests/runtime -x
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
@@ -17,4 +18,5 @@ fi
 if [ $# = 0 ] && [ "$(uname)" = Linux ]; then
     mapfile -t selection < <("$PYTHON" -m tests.emulated_cuda.selection)
     AOTGRAD_TEST_DEVICE=emulated "$PYTHON" -m pytest -n 2 "${selection[@]}"
+    bash scripts/sanitize.sh
 fi

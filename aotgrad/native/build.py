@@ -4,7 +4,8 @@
     load_built()      the module, or `None`: not built, for another torch, damaged, or in a folder that others can write
 
 The file is checked like all files of the cache (`aotgrad.cache.store`); the bytes that were checked are those that are
-loaded. The compiler is no part of the key: a library runs without the compiler that built it.
+loaded. The compiler is no part of the key: a library runs without the compiler that built it. For tests, `AOTGRAD_SANITIZE=1`
+builds and loads one with sanitizers (`scripts/sanitize.sh`).
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ import torch
 
 from aotgrad.cache.store import IS_SUPPORTED, Store
 from aotgrad.errors import NativeError
-from aotgrad.options import cache_folder
+from aotgrad.options import cache_folder, native_sanitized
 
 SOURCE = Path(__file__).with_name("library.cpp")
 """What is compiled; it includes the headers beside it."""
 
 NAME = "aotgrad.native.library"
 COMPILER_FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-w")
+SANITIZERS = ("-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 log = logging.getLogger("aotgrad.native")
 
@@ -45,7 +47,11 @@ def key() -> str:
     torch_is = (torch.__version__, torch.version.git_version, torch.compiled_with_cxx11_abi())
     python_is = (sysconfig.get_config_var("SOABI"), platform.system(), platform.machine())
     text = [path.read_text() for path in (SOURCE, *sorted(SOURCE.parent.glob("*.h")))]
-    return hashlib.sha256(repr((torch_is, python_is, COMPILER_FLAGS, *text)).encode()).hexdigest()
+    return hashlib.sha256(repr((torch_is, python_is, compiler_flags(), *text)).encode()).hexdigest()
+
+
+def compiler_flags() -> tuple[str, ...]:
+    return (*COMPILER_FLAGS, *SANITIZERS) if native_sanitized() else COMPILER_FLAGS
 
 
 def load_built() -> ModuleType | None:
@@ -122,4 +128,4 @@ def command(path: Path) -> list[str]:
     linked += ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     includes = [f"-I{folder}" for folder in headers]
-    return [cpp_extension.get_cxx_compiler(), *COMPILER_FLAGS, abi, *includes, str(SOURCE), "-o", str(path), *linked]
+    return [cpp_extension.get_cxx_compiler(), *compiler_flags(), abi, *includes, str(SOURCE), "-o", str(path), *linked]

@@ -76,13 +76,21 @@ def test_the_environment_turns_it_off(folder, content, monkeypatch):
     assert native.library() is None and works()
 
 
-def test_another_torch_or_python_has_another_key(monkeypatch):
+def test_another_torch_or_python_has_another_key_and_one_with_sanitizers(monkeypatch):
     keys = {build.key()}
+    monkeypatch.setenv("AOTGRAD_SANITIZE", "0" if build.native_sanitized() else "1")
+    keys.add(build.key())
     monkeypatch.setattr(torch, "__version__", "2.99")
     keys.add(build.key())
     monkeypatch.setattr(build.sysconfig, "get_config_var", lambda name: "cpython-399")
     keys.add(build.key())
-    assert len(keys) == 3
+    assert len(keys) == 4
+
+
+def test_sanitizers_are_an_option_of_the_build(monkeypatch, tmp_path):
+    for setting, is_sanitized in (("0", False), ("1", True)):
+        monkeypatch.setenv("AOTGRAD_SANITIZE", setting)
+        assert ("-fsanitize=address,undefined" in build.command(tmp_path / "library.so")) is is_sanitized
 
 
 @pytest.mark.parametrize("damage", [lambda c: c[:100], lambda c: c[:-1] + b"x", lambda c: b"", lambda c: c + b"x"])
@@ -181,7 +189,7 @@ def test_the_command_line(folder, content, monkeypatch, capsys):
         "info"
     )
     assert says("build") == f"built in {folder}\n"
-    assert re.search(r"1 file, 0\.\d MB", says("info")) and f"used with torch {torch.__version__}" in says("info")
+    assert re.search(r"1 file, \d\.\d MB", says("info")) and f"used with torch {torch.__version__}" in says("info")
     monkeypatch.setenv("AOTGRAD_NATIVE", "0")
     assert says("info").endswith("not used: AOTGRAD_NATIVE=0\n")
     assert says("clear") == f"removed 1 files from {folder}\n" and not list(folder.iterdir())
