@@ -17,17 +17,17 @@ import torch.distributed as dist
 
 from aotgrad.backends import registry
 from tests.golden.harness import golden
-from tests.native.built import implementation, library
+from tests.native.built import implementation, implementation_of_file, library
 from tests.quick_compiler import use_quick_compiler
 from tests.sampling import select
 
-__all__ = ["golden", "implementation", "library"]
+__all__ = ["golden", "implementation", "implementation_of_file", "library"]
 
 os.environ.setdefault("AOTGRAD_VERIFY", "1")
 # Tests and their child processes leave the user's cache alone.
 os.environ["AOTGRAD_CACHE_DIR"] = tempfile.mkdtemp(prefix="aotgrad-tests-")
 atexit.register(shutil.rmtree, os.environ["AOTGRAD_CACHE_DIR"], ignore_errors=True)
-os.environ.setdefault("AOTGRAD_NATIVE", "built")  # the tests of C++ functions build them
+os.environ.setdefault("AOTGRAD_NATIVE", "built")  # built once, by `implementation_of_file`
 use_quick_compiler()
 # Each xdist worker would otherwise start as many threads as there are cores.
 torch.set_num_threads(1)
