@@ -4,8 +4,8 @@
     load_built()      the module, or `None`: not built, for another torch, damaged, or in a folder that others can write
 
 The file is checked like all files of the cache (`aotgrad.cache.store`); the bytes that were checked are those that are
-loaded. The compiler is no part of the key: a library runs without the compiler that built it. For tests, `AOTGRAD_SANITIZE=1`
-builds and loads one with sanitizers (`scripts/sanitize.sh`).
+loaded. The compiler is no part of the key: a library runs without the compiler that built it. For tests,
+`AOTGRAD_SANITIZE=1` builds and loads one with sanitizers (`scripts/sanitize.sh`).
 """
 
 from __future__ import annotations

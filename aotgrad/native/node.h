@@ -1,7 +1,7 @@
 // The autograd node of a compiled segment, made, filled and run from C++.
 //
 // `Segment` in runtime/autograd.py says what such a node is, and does everything that is rare: here are the usual call and
-// the usual backward. A node is that of an autograd function in Python, with all that users see of it.
+// the usual backwards. A node is that of an autograd function in Python, with all that users see of it.
 
 #pragma once
 
@@ -19,7 +19,10 @@
 #include <torch/csrc/autograd/python_function.h>
 
 #include <algorithm>
+#include <numeric>
+#include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "values.h"
 
@@ -202,11 +205,19 @@ PyObject* attaching(PyObject*, PyObject* arguments) {
   END_HANDLE_TH_ERRORS
 }
 
-// --- applying(apply, run, ran, layouts, positions, leading, has_sentinel, saves, chooses) -> apply(node, *tangents)
+// --- applying(apply, callback, graphs, layouts, positions, sizes, saved, tangents, leading, has_sentinel)
+//         -> apply(node, *tangents)
 //
-// The method `apply` of a class of nodes, which runs the usual backward: `run` is the compiled graph, or, if `chooses`, a
-// function that finds it for its inputs. Everything else is for `apply`, the method in Python. After a backward that frees
-// what the node has saved, `ran` is the attribute of that name.
+// The method `apply` of a class of nodes, which runs backwards that do no more than run a graph. `graphs` has the graph for
+// the tangents that are there and the gradients that are wanted; a key is bytes with 0 or 1 for each of them:
+//
+//     graphs[key] -> (run, chooses, inputs, ran, release)
+//
+// `run` is the compiled graph, or, if `chooses`, a function that finds it for its inputs. `inputs` are positions among sizes,
+// saved tensors and tangents; `None` stands for all. After a backward that frees what the node has saved, `ran` is the
+// attribute of that name; `release` does that instead if other backwards need some of it. Everything else, and keys whose
+// value is `None`, are for `apply`, the method in Python; so are all backwards of a thread in which Dynamo sees frames, as
+// `callback` says, since it would compile those of the graph.
 
 // The size and stride of a tangent in the trace.
 struct Layout {
@@ -216,34 +227,56 @@ struct Layout {
 
   // A tangent as it was traced. The result of `sum` passes one without strides, for example.
   THPObjectPtr apply_to(PyObject* value) const {
+    if (Py_IsNone(value)) return THPObjectPtr::dup(value);
     const at::Tensor& tensor = THPVariable_Unpack(value);
     if (tensor.strides() == stride && !tensor.is_conj() && !tensor.is_neg()) return THPObjectPtr::dup(value);
     return THPObjectPtr(THPVariable_Wrap(at::empty_strided(size, stride, tensor.options()).copy_(tensor)));
   }
 };
 
-struct UsualBackward {
-  std::vector<Layout> layouts;        // of the tangents
-  std::vector<int64_t> positions;  // of the node's gradients among the results of the graph
-  Py_ssize_t leading;                 // arguments of `Segment.apply` before its inputs, which have no gradient
-  int has_sentinel, saves, chooses;
+std::vector<Layout> layouts_of(PyObject* pairs) {
+  std::vector<Layout> layouts;
+  for (PyObject* pair : Items(pairs)) layouts.emplace_back(pair);
+  return layouts;
+}
 
-  bool are_plain(PyObject* const* tangents, Py_ssize_t count) const {
-    return count == static_cast<Py_ssize_t>(layouts.size()) && std::all_of(tangents, tangents + count, [](PyObject* value) {
+bool autocast_is_enabled() {
+  return !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset);
+}
+
+THPObjectPtr attribute(PyObject* object, PyObject* name) {
+  THPObjectPtr value(PyObject_GetAttr(object, name));
+  if (!value) throw python_error();
+  return value;
+}
+
+// What all nodes of a segment have in common.
+struct UsualBackward {
+  std::vector<Layout> layouts;         // of the tangents; none if each node has its own
+  std::vector<int64_t> positions;      // of the node's gradients among the results of the graph
+  Py_ssize_t sizes, saved, tangents;   // their numbers
+  Py_ssize_t leading;                  // arguments of `Segment.apply` before its inputs, which have no gradient
+  int has_sentinel;
+
+  bool are_plain(PyObject* const* values, Py_ssize_t count) const {
+    return count == tangents && std::all_of(values, values + count, [](PyObject* value) {
+      if (Py_IsNone(value)) return true;
       if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != THPVariableClass) return false;
       return THPVariable_Unpack(value).layout() == at::kStrided;
     });
   }
 
-  // Whether the running backward passes a gradient along each edge of a node. Nobody wants that of the sentinel.
-  bool are_all_wanted(const Node& node) const {
-    const auto* executed = torch::autograd::get_current_graph_task_exec_info();
-    if (executed == nullptr) return false;  // called by hand
-    if (executed->empty()) return true;
-    for (size_t k = has_sentinel; k < node.num_outputs(); ++k) {
-      if (!node.task_should_compute_output(k)) return false;
-    }
-    return true;
+  // Which tangents are there, and along which edges the backward passes a gradient. Nobody wants that of the sentinel.
+  THPObjectPtr key(PyObject* const* values, const Node& node) const {
+    const auto gradients = static_cast<Py_ssize_t>(positions.size());
+    TORCH_CHECK_INDEX(node.num_outputs() == positions.size() + has_sentinel, "expected ", gradients, " edges");
+    THPObjectPtr result(PyBytes_FromStringAndSize(nullptr, tangents + gradients));
+    if (!result) throw python_error();
+    char* flag = PyBytes_AS_STRING(result.get());
+    for (Py_ssize_t k = 0; k < tangents; ++k) *flag++ = !Py_IsNone(values[k]);
+    const bool all = torch::autograd::get_current_graph_task_exec_info()->empty();
+    for (Py_ssize_t k = 0; k < gradients; ++k) *flag++ = all || node.task_should_compute_output(has_sentinel + k);
+    return result;
   }
 
   // The graph's results -> the node's: none for the arguments before its inputs.
@@ -259,64 +292,105 @@ struct UsualBackward {
   }
 };
 
-bool autocast_is_enabled() {
-  return !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(c10::autocast_dispatch_keyset);
-}
-
-bool is_none(PyObject* object, PyObject* name) {
-  THPObjectPtr value(PyObject_GetAttr(object, name));
-  if (!value) throw python_error();
-  return Py_IsNone(value.get());
-}
-
-void append(PyObject* list, PyObject* value) {
-  if (value == nullptr || PyList_Append(list, value) != 0) throw python_error();
-}
-
-// A list of the saved tensors. Raises if one was changed in place.
+// A saved tensor. Raises if it was changed in place.
 template <class Function>
-THPObjectPtr unpack(const Function& function) {
-  THPObjectPtr values(PyList_New(0));
-  if (!values) throw python_error();
+THPObjectPtr unpack(const Function& function, Py_ssize_t position) {
   if constexpr (makes_node<Function>) {
-    for (const auto& saved : function.saved_variables) {
-      append(values.get(), THPObjectPtr(THPVariable_Wrap(saved.unpack(function.cdata))).get());
-    }
+    return THPObjectPtr(THPVariable_Wrap(function.saved_variables.at(position).unpack(function.cdata)));
+  } else {
+    return THPObjectPtr();
   }
-  return values;
+}
+
+// The inputs of a running backward. Only those that a graph takes are unpacked: others may have been changed in place.
+struct BackwardInputs {
+  const UsualBackward& usual;
+  PyObject *node, *const *tangents;
+  std::optional<Items> sizes;
+  std::vector<Layout> layouts;  // the node's own
+
+  BackwardInputs(const UsualBackward& usual, PyObject* node, PyObject* const* tangents)
+      : usual(usual), node(node), tangents(tangents) {
+    if (usual.sizes > 0) sizes.emplace(attribute(node, Names::all().details[0]).get());
+    if (usual.layouts.empty()) layouts = layouts_of(attribute(node, Names::all().details[1]).get());
+  }
+  THPObjectPtr at(int64_t position) const {
+    if (position < usual.sizes) return THPObjectPtr::dup((*sizes)[position]);
+    position -= usual.sizes;
+    if (position < usual.saved) return unpack(*reinterpret_cast<const THPFunction*>(node), position);
+    position -= usual.saved;
+    TORCH_CHECK_INDEX(position < usual.tangents, "there is no tangent ", position, " among ", usual.tangents);
+    return (layouts.empty() ? usual.layouts : layouts).at(position).apply_to(tangents[position]);
+  }
+  THPObjectPtr all() const {
+    std::vector<int64_t> positions(usual.sizes + usual.saved + usual.tangents);
+    std::iota(positions.begin(), positions.end(), 0);
+    return list(positions);
+  }
+  THPObjectPtr list(const std::vector<int64_t>& positions) const {
+    THPObjectPtr values(PyList_New(static_cast<Py_ssize_t>(positions.size())));
+    if (!values) throw python_error();
+    for (size_t k = 0; k < positions.size(); ++k) {
+      PyObject* value = at(positions[k]).release();
+      if (value == nullptr) throw python_error();
+      PyList_SET_ITEM(values.get(), static_cast<Py_ssize_t>(k), value);
+    }
+    return values;
+  }
+};
+
+// What a node has saved is freed, as far as no other backward needs it.
+void release(PyObject* node, PyObject* ran, PyObject* in_python) {
+  if (!Py_IsNone(in_python)) {
+    if (!THPObjectPtr(PyObject_CallOneArg(in_python, node))) throw python_error();
+    return;
+  }
+  set_attribute(node, Names::all().ran, ran);
+  set_attribute(node, Names::all().recomputation, Py_None);
+  node_of(*reinterpret_cast<THPFunction*>(node))->release_variables();
+}
+
+PyObject* run_graph(const UsualBackward& usual, const Items& graph, PyObject* node, PyObject* const* tangents) {
+  const BackwardInputs inputs(usual, node, tangents);
+  THPObjectPtr values = Py_IsNone(graph[2]) ? inputs.all() : inputs.list(integers_of(graph[2]));
+  const bool is_last = !torch::autograd::get_current_graph_task_keep_graph();
+  auto run = THPObjectPtr::dup(graph[0]);
+  if (Py_IsTrue(graph[1])) run = PyObject_CallFunctionObjArgs(run.get(), values.get(), is_last ? Py_True : Py_False, nullptr);
+  if (!run) throw python_error();
+  if (is_last && usual.saved > 0) release(node, graph[3], graph[4]);
+  THPObjectPtr results;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    results = PyObject_CallOneArg(run.get(), values.get());
+  }
+  if (!results) throw python_error();
+  return usual.results_of_node(Items(results.get()));
+}
+
+bool returns_none(PyObject* function) {
+  THPObjectPtr result(PyObject_CallNoArgs(function));
+  if (!result) throw python_error();
+  return Py_IsNone(result.get());
 }
 
 PyObject* apply(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  const Names& names = Names::all();
   const auto& usual = state_of<UsualBackward>(PyTuple_GET_ITEM(self, 0));
-  PyObject *otherwise = PyTuple_GET_ITEM(self, 1), *run = PyTuple_GET_ITEM(self, 2);
   TORCH_CHECK_TYPE(count >= 1 && PyObject_TypeCheck(arguments[0], &THPFunctionType), "expected an autograd node");
-  auto& function = *reinterpret_cast<THPFunction*>(arguments[0]);
-  const bool is_usual = !at::GradMode::is_enabled() && !function.has_freed_buffers && !autocast_is_enabled() &&
-      !is_observed_or_transformed() && usual.are_plain(arguments + 1, count - 1) &&
-      usual.are_all_wanted(*node_of(function)) && is_none(arguments[0], names.kept);
-  if (!is_usual) return PyObject_Vectorcall(otherwise, arguments, count, nullptr);
-  THPObjectPtr values = unpack(function), chosen;
-  const bool is_last = !torch::autograd::get_current_graph_task_keep_graph();
-  if (usual.chooses) {
-    chosen = PyObject_CallFunctionObjArgs(run, values.get(), is_last ? Py_True : Py_False, nullptr);
-    if (!chosen) return nullptr;
-    run = chosen.get();
+  const auto& function = *reinterpret_cast<THPFunction*>(arguments[0]);
+  const bool is_usual = torch::autograd::get_current_graph_task_exec_info() != nullptr && !at::GradMode::is_enabled() &&
+      !autocast_is_enabled() && !is_observed_or_transformed() && usual.are_plain(arguments + 1, count - 1) &&
+      Py_IsNone(attribute(arguments[0], Names::all().kept).get()) && returns_none(PyTuple_GET_ITEM(self, 2));
+  if (is_usual) {
+    THPObjectPtr key = usual.key(arguments + 1, *node_of(function));
+    THPObjectPtr graph(PyObject_GetItem(PyTuple_GET_ITEM(self, 3), key.get()));
+    if (!graph) return nullptr;
+    // Asked late: another thread may run the node while this one compiles the graph.
+    if (!Py_IsNone(graph.get()) && !function.has_freed_buffers) {
+      return run_graph(usual, Items(graph.get()), arguments[0], arguments + 1);
+    }
   }
-  if (is_last && usual.saves) {
-    set_attribute(arguments[0], names.ran, PyTuple_GET_ITEM(self, 3));
-    set_attribute(arguments[0], names.recomputation, Py_None);
-    node_of(function)->release_variables();
-  }
-  for (Py_ssize_t k = 1; k < count; ++k) append(values.get(), usual.layouts[k - 1].apply_to(arguments[k]).get());
-  THPObjectPtr results;
-  {
-    const at::AutoDispatchBelowADInplaceOrView guard;
-    results = PyObject_CallOneArg(run, values.get());
-  }
-  if (!results) return nullptr;
-  return usual.results_of_node(Items(results.get()));
+  return PyObject_Vectorcall(PyTuple_GET_ITEM(self, 1), arguments, count, nullptr);
   END_HANDLE_TH_ERRORS
 }
 
@@ -326,16 +400,16 @@ PyMethodDef apply_definition = {"apply", apply_function, METH_FASTCALL, "Run the
 
 PyObject* applying(PyObject*, PyObject* arguments) {
   HANDLE_TH_ERRORS
-  PyObject *otherwise, *run, *ran, *layouts, *positions;
+  PyObject *otherwise, *callback, *graphs, *layouts, *positions;
   auto usual = std::make_unique<UsualBackward>();
-  if (!PyArg_ParseTuple(arguments, "OOOOOnppp", &otherwise, &run, &ran, &layouts, &positions, &usual->leading,
-                        &usual->has_sentinel, &usual->saves, &usual->chooses)) {
+  if (!PyArg_ParseTuple(arguments, "OOOOOnnnnp", &otherwise, &callback, &graphs, &layouts, &positions, &usual->sizes,
+                        &usual->saved, &usual->tangents, &usual->leading, &usual->has_sentinel)) {
     return nullptr;
   }
   usual->positions = integers_of(positions);
-  for (PyObject* layout : Items(layouts)) usual->layouts.emplace_back(layout);
+  usual->layouts = layouts_of(layouts);
   // A tuple, since Python looks there for cycles: a graph may know the function that it is compiled for.
-  THPObjectPtr self(PyTuple_Pack(4, capsule_of(std::move(usual)).get(), otherwise, run, ran));
+  THPObjectPtr self(PyTuple_Pack(4, capsule_of(std::move(usual)).get(), otherwise, callback, graphs));
   if (!self) throw python_error();
   THPObjectPtr function(PyCFunction_New(&apply_definition, self.get()));
   if (!function) throw python_error();

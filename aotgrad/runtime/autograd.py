@@ -279,8 +279,7 @@ def variant_key(backward: Backward, tangents: Sequence[torch.Tensor | None]) -> 
 
 
 def key_of(backward: Backward, tangents: Sequence[torch.Tensor | None], wanted: tuple[bool, ...]) -> VariantKey:
-    key = VariantKey(tuple(tangent is not None for tangent in tangents), wanted)
-    return backward.full if key.is_full else key
+    return backward.key_of([tangent is not None for tangent in tangents], wanted)
 
 
 def wanted_gradients(backward: Backward, edges: Sequence[Any]) -> tuple[bool, ...]:

@@ -162,6 +162,12 @@ class Backward:
         return tuple((1 << k, nodes.error) for k, nodes in enumerate(self.saving) if nodes.error is not None)
 
     @functools.cached_property
+    def has_symbolic_layouts(self) -> bool:
+        """Whether each call has layouts of its own."""
+        numbers = (number for layout in self.layouts for part in layout for number in part)
+        return any(map(torch_compat.has_symbols, numbers))
+
+    @functools.cached_property
     def below_autograd(self) -> Callable[..., Gradients]:
         """Runs a compiled graph."""
         return native.lookup("below_autograd", torch_compat.run_below_autograd)
@@ -250,6 +256,20 @@ class Backward:
                 for position in positions:
                     answers[position] = True
         return tuple(answers)
+
+    def all_of_groups(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
+        """The gradients of all groups of which some are wanted."""
+        answers = list(wanted)
+        for positions in self.gradient_groups:
+            if any(wanted[position] for position in positions):
+                for position in positions:
+                    answers[position] = True
+        return tuple(answers)
+
+    def key_of(self, tangents: Sequence[bool], gradients: Sequence[bool]) -> VariantKey:
+        """The key of a variant, which is `full` if it has all."""
+        key = VariantKey(tuple(tangents), tuple(gradients))
+        return self.full if key.is_full else key
 
     # -- eager's nodes, and the saved tensors that they need
 

@@ -1,12 +1,12 @@
-"""The autograd nodes of a plan from C++: one function fills a node, another one runs its usual backward.
+"""The autograd nodes of a plan from C++: one function fills a node, another one runs its usual backwards.
 
 In: the `Backward` of each segment. Out: what the emitted source calls `attach`; without the library, `Segment.apply`.
 
     attach(backward, outputs, saved, recomputation, details, *inputs) -> outputs
 
-Each segment has a class of nodes, derived from that of `Segment`. Its first backward runs in Python, which compiles the
-graph. If that was the usual backward (see `Segment.backward`), the class gets a method `apply` in C++. This runs the next
-usual ones, and calls Python for all others.
+Each segment has a class of nodes, derived from that of `Segment`. If its backward does no more than run a graph, the class
+has a method `apply` in C++. This asks for the graph for the tangents that are there and the gradients that are wanted, once
+for each choice. It calls Python for what is unusual: see `Segment.backward`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from aotgrad import native, torch_compat
 from aotgrad.runtime.autograd import Segment
 from aotgrad.runtime.backward import NO_GRADIENTS, Backward
+from aotgrad.runtime.saved_tensors import release
+from aotgrad.runtime.variants import VARIANT_LIMIT
+from aotgrad.slots import SavedSymInt, of_kind
 
 log = logging.getLogger("aotgrad.native")
 
@@ -46,36 +47,53 @@ def nodes_fit() -> bool:
 
 def class_of_nodes(backward: Backward) -> type:
     """The class of the nodes of one segment."""
-    parent = torch_compat.node_class(Segment)
-
-    def apply(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
-        results = parent.apply(ctx, *tangents)
-        if is_settled(ctx):
-            kind.apply = usual_apply(backward, parent.apply)
-        return results
-
-    kind: Any = type(parent.__name__, (parent,), {"backward": backward, "apply": apply, "__module__": parent.__module__})
-    return kind
-
-
-def is_settled(ctx: Any) -> bool:
-    """Whether the graph of the usual backward is compiled, and C++ can run it: it has no symbolic sizes or strides."""
-    variants = ctx.backward.variants
-    is_compiled = variants.run_whole is not None or variants.run_over is not None
-    return is_compiled and ctx.backward.runs_whole and not ctx.sizes and ctx.layouts is None
+    parent: Any = torch_compat.node_class(Segment)
+    attributes = {"backward": backward, "__module__": parent.__module__}
+    if not backward.checks_or_writes:
+        attributes["apply"] = usual_apply(backward, parent.apply)
+    return type(parent.__name__, (parent,), attributes)
 
 
 def usual_apply(backward: Backward, in_python: Callable) -> Callable:
     """The method `apply` in C++."""
-    chooses = bool(backward.variants.overwritable_positions)
     return native.lookup("applying", None)(
         in_python,
-        backward.variants.whole_for if chooses else backward.variants.run_whole,
-        backward.everything_ran,
-        backward.layouts,
+        torch_compat.dynamos_frame_callback(),
+        Graphs(backward),
+        () if backward.has_symbolic_layouts else backward.layouts,
         backward.gradient_positions,
+        len(of_kind(backward.variants.full.signature.inputs, SavedSymInt)),
+        len(backward.saved_slots),
+        len(backward.layouts),
         len(NO_GRADIENTS),
         backward.has_sentinel,
-        backward.saves,
-        chooses,
     )
+
+
+class Graphs(dict[bytes, "tuple[Any, ...] | None"]):
+    """What C++ runs in a backward, by the tangents that are there and the gradients that are wanted; see `node.h`.
+
+    `None` stands for a backward that Python runs.
+    """
+
+    def __init__(self, backward: Backward) -> None:
+        self.backward = backward
+
+    def __missing__(self, flags: bytes) -> tuple[Any, ...] | None:
+        found = graph_for(self.backward, [flag == 1 for flag in flags])
+        if len(self) < VARIANT_LIMIT:
+            self[flags] = found
+        return found
+
+
+def graph_for(backward: Backward, flags: Sequence[bool]) -> tuple[Any, ...] | None:
+    """What `Graphs` has for a key. The graph is compiled if it is missing."""
+    tangents, wanted = flags[: len(backward.layouts)], flags[len(backward.layouts) :]
+    key, variants = backward.key_of(tangents, backward.all_of_groups(wanted)), backward.variants
+    ran = frozenset((key,))
+    later = functools.partial(release, key=key) if backward.saved_needed_later(ran) else None
+    if key is backward.full:
+        chooses = bool(variants.overwritable_positions)
+        return variants.whole_for if chooses else variants.whole_for((), is_last=False), chooses, None, ran, later
+    variant = variants.get(key)
+    return None if variant.undefined is not None else (variant.run, False, variant.inputs, ran, later)

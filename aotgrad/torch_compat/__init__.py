@@ -162,6 +162,7 @@ from aotgrad.torch_compat.dynamo import (
     disable_dynamo,
     dynamo_source,
     dynamo_symbolic_context,
+    dynamos_frame_callback,
     dynamos_lock,
     fake_of_dynamo,
     float_of_tensor,

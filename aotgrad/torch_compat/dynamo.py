@@ -46,6 +46,11 @@ def hide_from_dynamo(function: Callable) -> Callable:
     return function
 
 
+def dynamos_frame_callback() -> Callable[[], object]:
+    """The function that returns what Dynamo does with the frames of this thread; it returns `None` if Dynamo sees none."""
+    return torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+
 def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
     """The dimensions that `torch._dynamo.mark_dynamic` or `maybe_mark_dynamic` was called for."""
     marked = (getattr(tensor, name, ()) for name in ("_dynamo_dynamic_indices", "_dynamo_weak_dynamic_indices"))

@@ -1,8 +1,8 @@
 """The C++ functions, compiled once and kept for later runs of the tests.
 
-Half of the test files run with them, the others without; the next day, it is the other way round. `AOTGRAD_TEST_NATIVE=1` runs
-all with them, `AOTGRAD_TEST_NATIVE=0` none. Tests with the fixture `implementation` run both ways; those in this folder build
-and load them as users do.
+Half of the test files run with them, the others without; the next day, it is the other way round. `AOTGRAD_TEST_NATIVE=1`
+runs all with them, `AOTGRAD_TEST_NATIVE=0` none. Tests with the fixture `implementation` run both ways; those in this folder
+build and load them as users do.
 """
 
 from __future__ import annotations

@@ -164,7 +164,12 @@ def test_wrong_arguments_are_errors(library):
     for bad in (3, ((BACKWARD, Nodes),), ((BACKWARD, 3, True),), ((BACKWARD, int, True),)):
         with pytest.raises(TypeError):
             library.attaching(apply, LEADING, bad)
-    for bad in ((), (1, 2, 3), (apply, None, None, [(["x"], ["x"])], [0], 5, False, True, False)):
+    for bad in (
+        (),
+        (1, 2, 3),
+        (apply, bool, {}, [(["x"], ["x"])], [0], 0, 1, 1, 5, False),
+        (apply, bool, {}, [], [0], "0", 1, 1, 5, 0),
+    ):
         with pytest.raises(TypeError):
             library.applying(*bad)
     assert apply(*arguments(torch.ones(2, requires_grad=True)))[0].requires_grad
@@ -173,19 +178,17 @@ def test_wrong_arguments_are_errors(library):
 # -- the method of a class of nodes
 
 
-def method(library, run, kind=Nodes, **changed):
-    """A class of nodes whose backward is `run`, and `attach` for it."""
-    settings = {
-        "layouts": [((2,), (1,))],
-        "positions": [0],
-        "has_sentinel": False,
-        "saves": True,
-        "chooses": False,
-    } | changed
-    values = [settings[name] for name in ("layouts", "positions")]
-    flags = [settings[name] for name in ("has_sentinel", "saves", "chooses")]
+USUAL = bytes([1, 1])
+"""The key of a backward with the only tangent, and of which the only gradient is wanted."""
+
+
+def method(library, graphs, kind=Nodes, layouts=(((2,), (1,)),), positions=(0,), sizes=0, tangents=1):
+    """`attach` for a class of nodes whose backward runs `graphs`; of one, it is the usual backward."""
+    graphs = {USUAL: (graphs, False, None, "everything", None)} if callable(graphs) else graphs
     settled = type("Settled", (kind,), {"ran": None})
-    settled.apply = library.applying(kind.apply, run, "everything", *values, LEADING, *flags)
+    settled.apply = library.applying(
+        kind.apply, lambda: None, graphs, layouts, positions, sizes, 1, tangents, LEADING, False
+    )
     return library.attaching(apply, LEADING, ((BACKWARD, settled, False),))
 
 
@@ -214,10 +217,63 @@ def test_a_graph_is_chosen_for_its_inputs(library):
         return double
 
     x = torch.ones(2, requires_grad=True)
-    (result,) = method(library, choose, chooses=True)(*arguments(x))
+    (result,) = method(library, {USUAL: (choose, True, None, "everything", None)})(*arguments(x))
     for retained in (True, False):
         assert torch.autograd.grad(result.sum(), x, retain_graph=retained)[0].tolist() == [6, 6]
-    assert asked == [([[3, 3]], False), ([[3, 3]], True)]
+    assert asked == [([[3, 3], [1, 1]], False), ([[3, 3], [1, 1]], True)]
+
+
+def test_each_choice_of_tangents_and_gradients_has_its_graph(library):
+    """Positions among the inputs are those of a size, the saved tensor and two tangents."""
+
+    def of(*positions):
+        def run(values):
+            seen.append([value if isinstance(value, int) else value.tolist() for value in values])
+            return [values[-1] * 2, values[-1] * 5]
+
+        return run, False, positions, "some", None
+
+    seen, leaves = [], [torch.ones(2, requires_grad=True) for _ in range(2)]
+    graphs = {bytes([1, 1, 1, 1]): of(1, 2, 3), bytes([1, 0, 1, 0]): of(0, 2), bytes([0, 1, 0, 1]): of(1, 3)}
+    attach = method(library, graphs, layouts=(((2,), (1,)),) * 2, positions=(0, 1), sizes=1, tangents=2)
+    (first, second) = attach(*arguments(*leaves, outputs=(torch.ones(2), torch.ones(2)), details=((7,), None, (), ())))
+    for results, inputs, expected in (
+        ([first, second], leaves, [[2, 2], [5, 5]]),
+        ([first], leaves[:1], [[2, 2]]),
+        ([second], leaves[1:], [[5, 5]]),
+    ):
+        gradients = torch.autograd.grad([each.sum() for each in results], inputs, retain_graph=True)
+        assert [each.tolist() for each in gradients] == expected
+    assert seen == [[[3, 3], [1, 1], [1, 1]], [7, [1, 1]], [[3, 3], [1, 1]]]
+    with pytest.raises(KeyError):
+        torch.autograd.grad(second.sum(), leaves[:1], retain_graph=True)
+    graphs[bytes([0, 1, 1, 0])] = of(4)
+    with pytest.raises(IndexError, match="there is no tangent"):
+        torch.autograd.grad(second.sum(), leaves[:1])
+
+
+def test_a_node_may_have_layouts_of_its_own(library):
+    attach, x = method(library, double, layouts=()), torch.ones(2, requires_grad=True)
+    (result,) = attach(*arguments(x, details=((), (((2,), (1,)),), (), ())))
+    assert torch.autograd.grad(result.sum(), x)[0].tolist() == [6, 6]
+    (result,) = attach(*arguments(x, details=((), (), (), ())))
+    with pytest.raises(RuntimeError):
+        torch.autograd.grad(result.sum(), x)
+
+
+def test_python_runs_a_key_without_graph(library):
+    x = torch.ones(2, requires_grad=True)
+    (result,) = method(library, {USUAL: None})(*arguments(x))
+    assert torch.autograd.grad(result.sum(), x)[0].tolist() == [3, 3]
+
+
+def test_python_frees_what_other_backwards_do_not_need(library):
+    freed, x = [], torch.ones(2, requires_grad=True)
+    (result,) = method(library, {USUAL: (double, False, None, "everything", freed.append)})(*arguments(x))
+    torch.autograd.grad(result.sum(), x, retain_graph=True)
+    assert not freed
+    torch.autograd.grad(result.sum(), x)
+    assert freed == [result.grad_fn] and result.grad_fn.ran is None and result.grad_fn.recomputation == "rerun"
 
 
 def test_an_error_in_a_graph_is_that_of_the_backward(library):
@@ -235,7 +291,7 @@ def test_an_error_in_a_graph_is_that_of_the_backward(library):
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.sum().backward()
     with pytest.raises(TypeError, match="expected an autograd node"):
-        library.applying(apply, double, None, [], [], 5, False, True, False).__func__(3)
+        library.applying(apply, bool, {}, [], [], 0, 0, 0, 5, False).__func__(3)
 
 
 def test_a_graph_that_knows_its_class_is_collected(library):

@@ -1,10 +1,11 @@
 """The autograd node of a compiled segment, filled and run from Python and from C++: users cannot tell which.
 
-A class of nodes gets its method in C++ after the first usual backward, so functions here are settled by one.
+A class of nodes runs each kind of backward in C++ once its graph is compiled, so functions here are settled by some.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import logging
@@ -50,20 +51,28 @@ def settled(function, inputs=None, **options):
     return compiled
 
 
-def runs_in_cpp(result) -> bool:
-    return type(type(result.grad_fn).__dict__.get("apply")).__name__ == "instancemethod"
-
-
 pytestmark = pytest.mark.usefixtures("implementation")
 
 
-def test_a_class_of_nodes_gets_a_method_once_a_backward_was_compiled(implementation):
-    compiled, (a, b) = aotgrad.aot_function(product, aotgrad.nop), pair()
-    assert not runs_in_cpp(compiled(a, b))
-    torch.autograd.grad(compiled(a, b).sum(), a)
-    assert not runs_in_cpp(compiled(a, b)), "only another variant was compiled"
-    torch.autograd.grad(compiled(a, b).sum(), (a, b))
-    assert runs_in_cpp(compiled(a, b)) is (implementation == "c++" and native_node.nodes_fit())
+def test_backwards_run_in_cpp(implementation, monkeypatch):
+    """All but those that do more than run a graph."""
+    in_python = []
+    monkeypatch.setattr(Segment, "backward", noting(in_python, Segment.backward))
+    compiled, inputs = aotgrad.aot_function(two_results, aotgrad.nop), pair()
+    for way in ("all", "some gradients", "the others", "one result", "expanded", "transposed", "a parameter", "twice"):
+        del in_python[:]
+        for _ in range(2):
+            WAYS[way](compiled(*inputs), inputs, [torch.ones(3, 4, dtype=torch.float64) for _ in range(2)])
+        is_unusual = way in ("a parameter", "twice") or implementation == "python" or not native_node.nodes_fit()
+        assert bool(in_python) is is_unusual, way
+
+
+def noting(calls, function):
+    def noted(*arguments):
+        calls.append(arguments)
+        return function(*arguments)
+
+    return staticmethod(noted)
 
 
 def test_what_users_see_of_a_node():
@@ -109,35 +118,72 @@ def test_a_plan_dies_with_its_function():
     assert dead() is None and (kind() is None or kind() is torch_compat.node_class(Segment))
 
 
-def grown(step) -> tuple[int, int]:
-    """How many more objects of Python there are after many calls, and how many more references to their inputs."""
-    inputs = pair(2)
-    step(*inputs)
+class Mallinfo(ctypes.Structure):
+    """What `mallinfo2` of glibc returns; `uordblks` are the bytes in use."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (*"1234567", "uordblks", "fordblks", "keepcost"))
+
+
+def bytes_in_use() -> int:
+    """The bytes that the process has allocated and not freed, where glibc tells."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    ask.restype = Mallinfo
+    return ask().uordblks
+
+
+def grown(step, inputs) -> tuple[int, int, int]:
+    """How much more there is after many calls: objects of Python, references to the inputs, bytes."""
+    for _ in range(3):
+        step(*inputs)
     gc.collect()
     gc.disable()  # what only the collector frees counts, too
     try:
-        blocks, references = sys.getallocatedblocks(), [torch_compat.owners_of(each) for each in inputs]
+        blocks, references, used = sys.getallocatedblocks(), [*map(torch_compat.owners_of, inputs)], bytes_in_use()
         for _ in range(CALLS):
             step(*inputs)
-        return sys.getallocatedblocks() - blocks, max(map(operator.sub, map(torch_compat.owners_of, inputs), references))
+        more = max(map(operator.sub, map(torch_compat.owners_of, inputs), references))
+        return sys.getallocatedblocks() - blocks, more, bytes_in_use() - used
     finally:
         gc.enable()
 
 
-def test_nothing_grows():
-    compiled = settled(product, pair(2))
+def backward(results, inputs):
+    sum(each.sum() for each in results).backward()
 
-    def backward(a, b):
-        compiled(a, b).sum().backward()
 
-    def retained(a, b):
-        result = compiled(a, b).sum()
-        result.backward(retain_graph=True)
-        torch.autograd.grad(result, (a, b))
+def retained(results, inputs):
+    total = sum(each.sum() for each in results)
+    total.backward(retain_graph=True)
+    torch.autograd.grad(total, inputs)
 
-    for step in (compiled, backward, retained):
-        blocks, owners = grown(step)
-        assert blocks < CALLS / 2 and owners <= 0, step
+
+def one_after_the_other(results, inputs):
+    for each in inputs:
+        torch.autograd.grad([result.sum() for result in results], each, retain_graph=each is not inputs[-1])
+
+
+USES = {
+    "forward": lambda results, inputs: None,
+    "backward": backward,
+    "retained": retained,
+    "all gradients": lambda results, inputs: torch.autograd.grad(results[0].sum(), inputs),
+    "some gradients": lambda results, inputs: torch.autograd.grad(results[0].sum(), inputs[:1]),
+    "one after the other": one_after_the_other,
+}
+
+
+@pytest.mark.parametrize(("use", "dynamic"), [*((use, False) for use in USES), ("backward", True)])
+def test_nothing_grows(use, dynamic):
+    compiled = settled(two_results, pair(2), dynamic=dynamic)
+
+    def step(*inputs):
+        USES[use](compiled(*inputs), inputs)
+
+    blocks, owners, used = grown(step, pair(2))
+    assert blocks < CALLS / 2 and owners <= 0 and used < 16 * CALLS
 
 
 def test_hooks_of_saved_tensors():
@@ -348,6 +394,21 @@ def test_symbolic_sizes():
         inputs = pair(rows, 4)
         expected = torch.autograd.grad(product(*inputs).sum(), inputs)
         torch.testing.assert_close(torch.autograd.grad(compiled(*inputs).sum(), inputs), expected)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("is_first", [True, False])
+def test_dynamo_sees_no_frame_of_a_graph(is_first):
+    """It is active where `autograd.grad` breaks a graph, and would compile what a backward calls."""
+    compiled, codes = aotgrad.aot_function(product, aotgrad.nop) if is_first else settled(product), []
+    inputs = pair()
+    for wanted in (inputs, inputs[:1]):
+        result, expected = compiled(*inputs).sum(), torch.autograd.grad(product(*inputs).sum(), wanted)
+        step = functools.partial(torch.autograd.grad, inputs=wanted)
+        with torch_compat.reset_dynamo():
+            outer = torch.compile(lambda: step(result * 7), backend=lambda g, _: codes.append(g.code) or g.forward)  # noqa: B023
+            torch.testing.assert_close(outer(), tuple(7 * each for each in expected))
+    assert len(codes) == 2 and all("* 7" in code and "exp" not in code for code in codes)
 
 
 def test_many_threads():

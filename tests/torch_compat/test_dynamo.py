@@ -182,6 +182,14 @@ def test_frames_that_dynamo_leaves_alone():
     assert "sin" in compiled_graphs(seen) and "sin" not in compiled_graphs(compat.hide_from_dynamo(hidden))
 
 
+def test_whether_dynamo_sees_the_frames_of_a_thread():
+    ask, switch = compat.dynamos_frame_callback(), torch._C._dynamo.eval_frame.set_eval_frame
+    before = switch(False)  # what it has compiled is used, and nothing else is compiled
+    answer = ask()
+    switch(before)
+    assert (answer, ask()) == (False, None)
+
+
 def test_a_float_that_dynamo_passes_as_a_tensor():
     found = []
 
