@@ -91,9 +91,9 @@ def graph_for(backward: Backward, flags: Sequence[bool]) -> tuple[Any, ...] | No
     tangents, wanted = flags[: len(backward.layouts)], flags[len(backward.layouts) :]
     key, variants = backward.key_of(tangents, backward.all_of_groups(wanted)), backward.variants
     ran = frozenset((key,))
-    later = functools.partial(release, key=key) if backward.saved_needed_later(ran) else None
-    if key is backward.full:
+    if key is backward.full and backward.frees_all:
         chooses = bool(variants.overwritable_positions)
-        return variants.whole_for if chooses else variants.whole_for((), is_last=False), chooses, None, ran, later
+        return variants.whole_for if chooses else variants.whole_for((), is_last=False), chooses, None, ran, None
     variant = variants.get(key)
+    later = functools.partial(release, key=key) if backward.saved_needed_later(ran) else None
     return None if variant.undefined is not None else (variant.run, False, variant.inputs, ran, later)

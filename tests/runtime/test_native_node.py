@@ -20,10 +20,12 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import aotgrad
 from aotgrad import torch_compat
+from aotgrad.options import native_sanitized
 from aotgrad.runtime import native_node
 from aotgrad.runtime.autograd import Segment
+from aotgrad.runtime.backward import Backward
 
-CALLS = 10_000
+CALLS = 1_000 if native_sanitized() else 10_000
 
 
 def product(a, b):
@@ -65,6 +67,17 @@ def test_backwards_run_in_cpp(implementation, monkeypatch):
             WAYS[way](compiled(*inputs), inputs, [torch.ones(3, 4, dtype=torch.float64) for _ in range(2)])
         is_unusual = way in ("a parameter", "twice") or implementation == "python" or not native_node.nodes_fit()
         assert bool(in_python) is is_unusual, way
+
+
+def test_values_that_other_backwards_need_are_not_written_over(monkeypatch):
+    """`whole_for` may choose a graph that writes over what the node has saved."""
+    inputs = pair()
+    backward = aotgrad.aot_function(product, aotgrad.nop)(*inputs).grad_fn.backward
+    monkeypatch.setattr(backward.variants, "whole_for", lambda *_: pytest.fail("a graph was chosen"))
+    monkeypatch.setattr(Backward, "frees_all", False)
+    monkeypatch.setattr(Backward, "saved_needed_later", lambda *_: (0,))
+    run, chooses, _, _, later = native_node.graph_for(backward, [True] * 3)
+    assert run is backward.variants.whole.run and not chooses and later is not None
 
 
 def noting(calls, function):
