@@ -84,7 +84,11 @@ def many_parameters(x: Tensor, *parameters: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of call. `differentiable`: number of inputs that require grad; `backward`: whether it includes one."""
+    """One kind of call.
+
+    `differentiable`: number of inputs that require grad; `backward`, `gradients`: whether it includes a backward, or asks
+    `autograd.grad` for the gradients of all inputs.
+    """
 
     name: str
     function: Function
@@ -92,6 +96,7 @@ class Case:
     differentiable: int
     mode: Callable[[], AbstractContextManager] = nullcontext
     backward: bool = False
+    gradients: bool = False
 
     def inputs(self) -> list[Tensor]:
         return [torch.randn(4, 4, requires_grad=k < self.differentiable) for k in range(self.count)]
@@ -100,6 +105,8 @@ class Case:
         result = function(*inputs)
         if self.backward:
             torch.autograd.backward(result if isinstance(result, Tensor) else result[0], TANGENT)
+        if self.gradients:
+            torch.autograd.grad(result, inputs, TANGENT)
 
 
 TANGENT = torch.ones(4, 4)
@@ -108,6 +115,7 @@ TANGENT = torch.ones(4, 4)
 def cases() -> Iterator[Case]:
     yield Case("3 tensors, forward", three_tensors, 3, 3)
     yield Case("3 tensors, forward + backward", three_tensors, 3, 3, backward=True)
+    yield Case("3 tensors, forward + autograd.grad", three_tensors, 3, 3, gradients=True)
     yield Case("3 tensors, no_grad", three_tensors, 3, 3, torch.no_grad)
     yield Case("3 tensors, inference_mode", three_tensors, 3, 3, torch.inference_mode)
     yield Case("mutation + 3 views, forward", mutation_and_views, 3, 2)
@@ -297,15 +305,25 @@ def parts_of_many(count: int) -> dict[str, Callable[[], object]]:
         "that, and a backward with gradients that are there already": lambda: torch.autograd.backward(
             attach(*arguments()), (TANGENT,)
         ),
+        "the engine alone, which accumulates as many gradients": lambda: run_engine(inputs),
+        "the engine with one of them": lambda: run_engine(inputs[:1]),
+        "`torch.autograd.backward` with one of them": lambda: torch.autograd.backward(inputs[:1], (TANGENT,)),
     }
 
 
-def table_of_many(counts: Sequence[int] = (100, 1000)) -> str:
+def run_engine(leaves: Sequence[Tensor]) -> None:
+    """A backward whose results are leaves: nothing but accumulation."""
+    tangents = (TANGENT,) * len(leaves)
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward(tuple(leaves), tangents, False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def table_of_many(counts: Sequence[int] = (3, 100, 1000)) -> str:
     times: list[list[str]] = []
     for count in counts:
         seconds = least_seconds(parts_of_many(count))
         names = [name for name in seconds if name != "nothing"]
-        times.append([f"{1e6 * (seconds[name] - seconds['nothing']):.0f}" for name in names])
+        times.append([f"{1e6 * (seconds[name] - seconds['nothing']):.1f}" for name in names])
     headers = ["an autograd node (us)", *(f"{count} parameters" for count in counts)]
     return tabulate(zip(names, *times, strict=True), headers, "github", colalign=["left", "right", "right"])
 
