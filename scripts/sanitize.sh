@@ -3,7 +3,7 @@
 # With arguments, which go to pytest, it runs what they say: scripts/sanitize.sh tests/guards -x
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/_venv.sh"
-use_environment test
+use_environment test,emulated,docs
 cd "$repository"
 
 [ $# != 0 ] || set -- -n 2 tests/native/test_library.py tests/native/test_node.py tests/runtime
