@@ -16,9 +16,11 @@ from pathlib import Path
 from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from aotgrad.conformance.command import names_with
 from aotgrad.conformance.subjects import find_subjects
 from aotgrad.conformance.sweep import Row, Task, read_rows, sweep
 from aotgrad.conformance.verdict import BY_NAME
+from aotgrad.inspect.targets import UsageError
 from tests.conformance.compilers import checks
 from tests.conformance.expectations import outdated, unexpected
 from tests.conformance.report import exceptions, page, summary, verdicts
@@ -31,7 +33,10 @@ def main() -> int:
     if arguments.list:
         print("\n".join(VARIANTS))
         return 0
-    tasks = list(chosen_tasks(arguments))
+    try:
+        tasks = list(chosen_tasks(arguments))
+    except UsageError as error:
+        sys.exit(str(error))
     known = read_rows(arguments.results)
     again = tuple(BY_NAME[name] for name in arguments.again)
     missing = [task for task in tasks if task not in known or isinstance(known[task].verdict, again)]
@@ -48,7 +53,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS), metavar="VARIANT")
     parser.add_argument("--compilers", nargs="+", choices=("aotgrad", "peer"), default=["aotgrad", "peer"])
-    parser.add_argument("--operators", nargs="+", help="only names with one of these prefixes")
+    parser.add_argument("--operators", nargs="+", metavar="PREFIX", help="only names that start so")
     parser.add_argument("--samples", type=int, default=2, help="the most samples of one operator")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes")
     parser.add_argument("--limit", type=float, default=60, help="seconds for one operator in one variant")
@@ -69,11 +74,19 @@ def command_of(arguments: argparse.Namespace) -> str:
 
 
 def chosen_tasks(arguments: argparse.Namespace) -> Iterator[Task]:
+    """The tasks of the chosen operators; a variant may be for every few of them only.
+
+    Raises:
+        UsageError: an operator that was asked for is in none of the chosen variants.
+    """
     names = sorted(find_subjects(TYPE))
-    for variant in arguments.variants:
-        for name in names[:: VARIANTS[variant].every]:
-            if arguments.operators is None or name.startswith(tuple(arguments.operators)):
-                yield from (Task(compiler, variant, name, arguments.samples) for compiler in arguments.compilers)
+    compared = {variant: names[:: VARIANTS[variant].every] for variant in arguments.variants}
+    if arguments.operators is not None:
+        chosen = set(names_with(arguments.operators, sorted(set().union(*compared.values()))))
+        compared = {variant: [name for name in found if name in chosen] for variant, found in compared.items()}
+    for variant, found in compared.items():
+        for name in found:
+            yield from (Task(compiler, variant, name, arguments.samples) for compiler in arguments.compilers)
 
 
 def run(tasks: list[Task], arguments: argparse.Namespace) -> Iterator[Row]:
