@@ -38,6 +38,7 @@ class RestoredFunction:
     """A compiled function from the cache. Call it with a list of arguments, which it clears."""
 
     stored: StoredPlan
+    forward: GraphHalf
     backwards: list[Backward]
     call: Callable[[list], list]
 
@@ -87,7 +88,7 @@ def restore(
     retrace = reject_retrace if function is None else Retrace(stored, function, compiler, mode, TraceState.now())
     batches = CompiledBatches.of(compiler, "batched backward of a stored function")
     backwards = make_backwards(schedule, compiled, stored.segments, LazyHigherOrder(retrace, batches))
-    return RestoredFunction(stored, backwards, build(schedule, stored.source, compiled, backwards))
+    return RestoredFunction(stored, forward, backwards, build(schedule, stored.source, compiled, backwards))
 
 
 def reject_retrace() -> NoReturn:

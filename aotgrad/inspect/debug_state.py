@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch.fx as fx
 from tabulate import tabulate
 
+from aotgrad.cache.restore import RestoredFunction
 from aotgrad.ir import GraphHalf
 from aotgrad.pipeline import Executable, SmallGraph, TracedJoint
 from aotgrad.plan_cache.cache import PlanCache
@@ -27,7 +28,7 @@ class PlanState:
 
     Attributes:
         hits: the number of calls that found it, after the call that compiled it.
-        compile_ms: the time of its compilation, without backward graphs.
+        compile_ms: the time of its compilation, without backward graphs; of a loaded plan, the time to read and bind it.
         guards: the conditions of its use, a line each.
         halves: the graphs and their signatures, by name.
         source: the emitted Python function.
@@ -41,7 +42,7 @@ class PlanState:
 
     @property
     def graphs(self) -> dict[str, fx.GraphModule]:
-        """`"joint"`, `"forward"`, and a graph for each backward variant that ran."""
+        """`"joint"`, `"forward"`, and a graph for each backward variant that ran. A loaded plan has no joint graph."""
         return {name: half.module for name, half in self.halves.items()}
 
     def __str__(self) -> str:
@@ -52,25 +53,30 @@ class PlanState:
 
 @dataclass(frozen=True)
 class DebugState:
-    """The plans of one function, and the number of calls that ran eagerly, by reason."""
+    """The plans of one function, and the number of calls that ran eagerly, by reason.
+
+    `unread`: how many plans of its file no call has needed, if it was loaded from one.
+    """
 
     name: str
     plan_limit: int
     plans: tuple[PlanState, ...]
     fallbacks: Mapping[str, int]
+    unread: int = 0
 
     def __str__(self) -> str:
         rows = [(k, p.hits, p.compile_ms, "\n".join(p.guards), "\n".join(p.graphs)) for k, p in enumerate(self.plans)]
         headers = ("plan", "hits", "compiled (ms)", "guards", "graphs")
         table = tabulate(rows, headers, tablefmt="simple_grid", floatfmt=".1f")
         eager = [f"{count} calls ran eagerly: {reason}" for reason, count in self.fallbacks.items()]
-        return "\n".join([f"{self.name}: {len(self.plans)} of at most {self.plan_limit} plans", table, *eager])
+        unread = [f"plans of the file that no call has needed: {self.unread}"] if self.unread else []
+        return "\n".join([f"{self.name}: {len(self.plans)} of at most {self.plan_limit} plans", table, *unread, *eager])
 
 
 def debug_state(cache: PlanCache) -> DebugState:
     """A snapshot of a cache, which later calls do not change."""
     plans = tuple(map(plan_state, cache.plans()))
-    return DebugState(cache.name, cache.compiler.options.plan_limit, plans, dict(cache.fallbacks))
+    return DebugState(cache.name, cache.compiler.options.plan_limit, plans, dict(cache.fallbacks), cache.unread)
 
 
 def plan_state(plan: CachedPlan) -> PlanState:
@@ -85,15 +91,20 @@ def plan_state(plan: CachedPlan) -> PlanState:
     )
 
 
-def halves(executable: Executable | SmallGraph) -> Iterator[tuple[str, GraphHalf]]:
+def halves(executable: Executable | RestoredFunction | SmallGraph) -> Iterator[tuple[str, GraphHalf]]:
     """The graphs of a plan; none if the original function runs in its place."""
-    if not isinstance(executable, SmallGraph):
-        yield "joint", GraphHalf(executable.joint.module, executable.joint.signature)
-        yield "forward", executable.partition.forward
-        yield from compiled_backwards(executable)
+    match executable:
+        case SmallGraph():
+            return
+        case RestoredFunction():
+            yield "forward", executable.forward
+        case Executable():
+            yield "joint", GraphHalf(executable.joint.module, executable.joint.signature)
+            yield "forward", executable.partition.forward
+    yield from compiled_backwards(executable)
 
 
-def compiled_backwards(executable: Executable) -> Iterator[tuple[str, GraphHalf]]:
+def compiled_backwards(executable: Executable | RestoredFunction) -> Iterator[tuple[str, GraphHalf]]:
     """The backward graphs that were compiled so far."""
     for number, backward in enumerate(executable.backwards):
         name = backward_name(number, len(executable.backwards))

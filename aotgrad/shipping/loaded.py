@@ -63,6 +63,10 @@ class LoadedPlans(PlanCache):
             raise NoPlanError(f"{self.name} was loaded without its function, which this call would run: {reason}")
         return reason
 
+    @property
+    def unread(self) -> int:
+        return sum(filed.revived is None for filed in self.filed)
+
     def make(self, call: Call) -> Admitted:
         """The plan of the file for a call.
 

@@ -17,12 +17,13 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.cache.entry import GraphText, GuardedTensor, ShippedPlan, StoredGuard
-from aotgrad.cache.graphs import encode_half
+from aotgrad.cache.graphs import encode_half, kept_name
 from aotgrad.cache.lookup import stored_plan
 from aotgrad.cache.restore import joint_digest
 from aotgrad.cache.serialize import Encoder, NotSerializable
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import ShippingError
+from aotgrad.graph.kept_calls import KEPT_FUNCTION, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.ir import FOLDED, GraphHalf, SymInput
@@ -78,6 +79,13 @@ def closed_over(made: Executable) -> str | None:
         if isinstance(value, torch.Tensor) and not is_made:
             return f"{value.dtype} of shape {tuple(value.shape)}"
     return None
+
+
+def kept_functions(made: Executable) -> set[str]:
+    """The functions that the graphs of a plan call whole, by name."""
+    nodes = [node for half in halves_of(made.partition) for node in half.module.graph.nodes]
+    called = {node.target for node in nodes if node.meta.get(KEPT_FUNCTION) is node.target}
+    return set(map(kept_name, called | {node.target.function for node in nodes if isinstance(node.target, KeptBackward)}))
 
 
 def shipped(plan: CachedPlan, made: Executable) -> ShippedPlan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -33,12 +34,16 @@ from aotgrad.torch_compat import FakeTensorMode
 
 @dataclass(frozen=True)
 class Revived:
-    """A restored function and what guards its calls; `plan` makes the plan for the calls that share memory alike."""
+    """A restored function and what guards its calls; `plan` makes the plan for the calls that share memory alike.
+
+    `elapsed_ns`: the time that it took to restore it.
+    """
 
     entry: ShippedPlan
     function: RestoredFunction
     values: ValueGuard | None
     output: FlatOutput
+    elapsed_ns: int
 
     def plan(self, tensors: Sequence[torch.Tensor]) -> CachedPlan | None:
         """The plan, with guards for calls that share memory as `tensors` do; `None` if the plan is not for these."""
@@ -49,7 +54,7 @@ class Revived:
         if self.entry.changes and not sharing.matches(distinct):
             return None
         memory = MemoryGuard(distinct, sharing, [each.fake for each in self.entry.tensors]) if self.entry.changes else None
-        return CachedPlan(cast(Any, self.function), self.guards(memory), self.output, 0)
+        return CachedPlan(cast(Any, self.function), self.guards(memory), self.output, self.elapsed_ns)
 
     def guards(self, memory: MemoryGuard | None) -> PlanGuards:
         """The guards. The global state is the current one, which the entry is for."""
@@ -91,7 +96,7 @@ def revive(data: Mapping[str, Any], compiler: Compiler, function: Callable[[Dedu
     Raises:
         ShippingError: the data is not what `recorded` has made, or this process lacks something that it needs.
     """
-    mode = torch_compat.new_fake_mode()
+    start_ns, mode = time.perf_counter_ns(), torch_compat.new_fake_mode()
     if data["backend"] != compiler.backend.name:  # a step that is taken once
         compiler = replace(compiler, backend=EAGER)
     try:
@@ -105,7 +110,7 @@ def revive(data: Mapping[str, Any], compiler: Compiler, function: Callable[[Dedu
         flat = None if function is None else function(entry.dedupe)
         restored = restore(entry.plan, flat, compiler, mode, ())
         values = None if entry.values is None else value_guard(entry.values, compiler, mode)
-        return Revived(entry, restored, values, output_of(entry.output))
+        return Revived(entry, restored, values, output_of(entry.output), time.perf_counter_ns() - start_ns)
     except (AOTGradError, NotImplementedError):
         raise
     except Exception as error:

@@ -20,6 +20,7 @@ from aotgrad.backends.base import AnyBackend
 from aotgrad.backends.kit import backend_of_steps
 from aotgrad.backends.registry import as_backend
 from aotgrad.guards.data_dependent import Level
+from aotgrad.inspect.debug_state import debug_state
 from aotgrad.options import Options
 from aotgrad.plan_cache.binding import BoundFunction, NamedTensor, tensor_names
 from aotgrad.plan_cache.cache import PlanCache, Planned
@@ -57,7 +58,7 @@ def train_step(
     Returns:
         A function with the signature of `fn`, or without `fn` a function that takes it. Tensors that `fn` returns have no
         history. Parameters, buffers, gradients and the optimizers' state are those of eager after each call. `plans()` lists
-        its plans.
+        its plans; `debug_state()` returns their guards, graphs and source, to print.
 
     Raises:
         CaptureError, BackendError, OptionError: at the first step that needs a plan (the state and options: at once).
@@ -77,6 +78,7 @@ def step_with(cache: PlanCache, fn: Callable, state: State, keep_gradients: bool
 
     function: Any = compiled
     function.plan_cache, function.plans, function.calls = step.cache, step.cache.plans, step
+    function.debug_state = functools.partial(debug_state, step.cache)
     return function
 
 

@@ -104,6 +104,49 @@ def test_a_small_graph_does_nothing_twice():
         compiled(torch.ones(1), calls)
 
 
+def test_a_training_step_has_it():
+    weight = torch.zeros(2)
+    step = aotgrad.train_step(lambda x: weight.add_(x), [weight], backend="eager")
+    step(torch.ones(2))
+    (plan,) = step.debug_state().plans
+    assert list(plan.graphs) == ["joint", "forward"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_loaded_function(backend, tmp_path):
+    compiled = aotgrad.aot_function(two_heads, backend, options={"min_graph_ops": 0})
+    for size in (3, 4):
+        x, w = torch.ones(size, requires_grad=True), torch.ones(size, requires_grad=True)
+        compiled(x, w)[0].sum().backward()
+    aotgrad.save(compiled, tmp_path / "plans")
+    loaded = aotgrad.load(tmp_path / "plans")
+    assert (loaded.debug_state().plans, loaded.debug_state().unread) == ((), 2)
+    loaded(x, w)[0].sum().backward()
+    loaded(x, w)
+    state = loaded.debug_state()
+    (plan,) = state.plans
+    (original, _) = compiled.debug_state().plans
+    assert plan.hits == 1 and plan.compile_ms > 0
+    assert plan.source == original.source and plan.guards == original.guards
+    assert list(plan.graphs) == list(original.graphs)[1:]
+    assert "plans of the file that no call has needed: 1" in str(state) and "sin" in str(plan)
+
+
+def test_a_loaded_step(tmp_path):
+    def make():
+        weight = torch.zeros(2)
+        return lambda x: weight.add_(x), [weight]
+
+    step, state = make()
+    compiled = aotgrad.train_step(step, state, backend="eager")
+    compiled(torch.ones(2))
+    aotgrad.save(compiled, tmp_path / "plans")
+    loaded = aotgrad.load(tmp_path / "plans", state=make()[1])
+    loaded(torch.ones(2))
+    (plan,) = loaded.debug_state().plans
+    assert list(plan.graphs) == ["forward"]
+
+
 def without_times(state):
     return dataclasses.replace(state, plans=tuple(dataclasses.replace(p, compile_ms=12.5) for p in state.plans))
 
