@@ -799,6 +799,11 @@ class GraphHalf(SlotGraph):
 
     overwritable: frozenset[Saved] = frozenset()
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """The names of the placeholders."""
+        return tuple(node.name for node in self.module.graph.find_nodes(op="placeholder"))
+
     def calls_any(self, names: Collection[str]) -> bool:
         """Whether the graph may call one of some ops, such as `"aten.mm"`."""
         return any(op_table.op_name(node.target) in names for node in self.module.graph.nodes)

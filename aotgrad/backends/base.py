@@ -21,6 +21,11 @@ GraphCompiler = Callable[[fx.GraphModule, Sequence[Any]], Callable]
 class Artefact(Protocol):
     """The stored compilation of one graph; `read` returns `None` if there is none."""
 
+    @property
+    def key(self) -> str:
+        """The name that the store has for it."""
+        ...
+
     def read(self) -> bytes | None: ...
 
     def write(self, content: bytes) -> None: ...
@@ -30,8 +35,20 @@ class Artefact(Protocol):
         ...
 
 
-Artefacts = Callable[[GraphHalf, str], "Artefact | None"]
-"""Finds the artefact of a graph compiled with certain settings, given as text; `None` if the graph is not stored."""
+class Artefacts(Protocol):
+    """Finds artefacts."""
+
+    def __call__(self, half: GraphHalf, how: str) -> Artefact | None:
+        """The artefact of a graph compiled with certain settings, given as text; `None` if the graph is not stored."""
+        ...
+
+    def assembly(self, half: GraphHalf, how: str) -> Artefact | None:
+        """Where it is stored of which pieces a graph consists; `None` for a graph that was parsed anyway."""
+        ...
+
+    def with_key(self, key: str) -> Artefact:
+        """The artefact of this name."""
+        ...
 
 
 class PartitionCompiler(Protocol):

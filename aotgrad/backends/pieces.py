@@ -10,6 +10,7 @@ groups is made by the first one, and computed again by the others. Pieces are eq
 
 from __future__ import annotations
 
+import functools
 import itertools
 import textwrap
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -57,6 +58,25 @@ class Piece:
 
 
 @dataclass(frozen=True)
+class PieceCall:
+    """The call of a piece, `number` among those that differ; otherwise as in `Piece`."""
+
+    number: int
+    reads: tuple[str, ...]
+    makes: tuple[str | None, ...]
+    last_reads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """The calls of pieces one after the other. A result is the name of a value, or a constant, which is no text."""
+
+    inputs: tuple[str, ...]
+    calls: tuple[PieceCall, ...]
+    results: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
 class Cut:
     """A graph in pieces."""
 
@@ -78,6 +98,22 @@ class Cut:
             pieces.append(Piece(piece, group.is_compiled, names_of(reads), names, last, key))
             read_later.update(reads)
         return cls(names_of(graph.find_nodes(op="placeholder")), tuple(reversed(pieces)), tuple(outputs_of(graph)))
+
+    @functools.cached_property
+    def distinct(self) -> list[Piece]:
+        """The first one of each group of equal pieces."""
+        found: dict[Hashable, Piece] = {}
+        for piece in self.pieces:
+            found.setdefault(piece.key, piece)
+        return list(found.values())
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The calls of the `distinct` pieces."""
+        numbers = {piece.key: number for number, piece in enumerate(self.distinct)}
+        calls = (PieceCall(numbers[each.key], each.reads, each.makes, each.last_reads) for each in self.pieces)
+        results = (each.name if isinstance(each, fx.Node) else each for each in self.results)
+        return Program(self.inputs, tuple(calls), tuple(results))
 
 
 def results_of_groups(graph: fx.Graph, groups: Sequence[NodeGroup]) -> list[list[fx.Node]]:
@@ -173,33 +209,33 @@ def compile_pieces(module: fx.GraphModule, cut: Cut, compile_piece: Callable[[fx
         module: the graph that was cut; pieces may read its attributes.
         compile_piece: keeps the strides of all results of a piece.
     """
-    compiled: dict[Hashable, Callable] = {}
-    for piece in cut.pieces:
-        if piece.key not in compiled:
-            compiler = compile_piece if piece.is_compiled else boxed_code
-            compiled[piece.key] = compiler(LazyGraphModule(module, piece.graph))
+    compiled: list[Callable] = []
+    for piece in cut.distinct:
+        compiler = compile_piece if piece.is_compiled else boxed_code
+        compiled.append(compiler(LazyGraphModule(module, piece.graph)))
     counters["shared_pieces"] += len(cut.pieces) - len(compiled)
-    return caller_of(cut, [compiled[piece.key] for piece in cut.pieces])
+    return caller_of(cut.program, compiled)
 
 
-def caller_of(cut: Cut, calls: Sequence[Callable]) -> BoxedCallable:
-    """A function that calls the pieces of a cut one after the other. Each value is a variable until it is read last."""
-    names = itertools.chain(cut.inputs, *(piece.makes for piece in cut.pieces))
+def caller_of(program: Program, pieces: Sequence[Callable]) -> BoxedCallable:
+    """A function that calls pieces one after the other. Each value is a variable until it is read last."""
+    names = itertools.chain(program.inputs, *(call.makes for call in program.calls))
     variable = {name: f"value_{k}" for k, name in enumerate(names)} | {None: "unread"}
 
     def variables(names: Iterable[str | None]) -> str:
         return "".join(f"{variable[name]}, " for name in names)
 
-    lines = [f"{variables(cut.inputs)}= args" if cut.inputs else "", "args.clear()"]
-    for k, piece in enumerate(cut.pieces):
-        lines.append(f"given = [{variables(piece.reads)}]")
-        lines.append(f"del {variables(piece.last_reads)}" if piece.last_reads else "")
-        lines.append(f"{variables(piece.makes)}= call_{k}(given)" if piece.makes else f"call_{k}(given)")
-        lines.append("del unread" if None in piece.makes else "")
-    results = [variable[each.name] if isinstance(each, fx.Node) else f"result_{k}" for k, each in enumerate(cut.results)]
+    lines = [f"{variables(program.inputs)}= args" if program.inputs else "", "args.clear()"]
+    for call in program.calls:
+        lines.append(f"given = [{variables(call.reads)}]")
+        lines.append(f"del {variables(call.last_reads)}" if call.last_reads else "")
+        run_piece = f"piece_{int(call.number)}(given)"
+        lines.append(f"{variables(call.makes)}= {run_piece}" if call.makes else run_piece)
+        lines.append("del unread" if None in call.makes else "")
+    results = [variable[each] if isinstance(each, str) else f"result_{k}" for k, each in enumerate(program.results)]
     lines.append(f"return ({''.join(f'{result}, ' for result in results)})")
-    constants = {f"result_{k}": each for k, each in enumerate(cut.results) if not isinstance(each, fx.Node)}
-    namespace: dict[str, Any] = {**constants, **{f"call_{k}": call for k, call in enumerate(calls)}}
+    constants = {f"result_{k}": each for k, each in enumerate(program.results) if not isinstance(each, str)}
+    namespace: dict[str, Any] = {**constants, **{f"piece_{k}": piece for k, piece in enumerate(pieces)}}
     source = "def run(args):\n" + textwrap.indent("\n".join(lines), "    ")
     exec(compile(source, "<aotgrad pieces>", "exec"), namespace)
     run = namespace["run"]

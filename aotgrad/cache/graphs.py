@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -294,6 +295,10 @@ class StoredHalf(GraphHalf):
     @functools.cached_property
     def module(self) -> fx.GraphModule:  # pyright: ignore[reportIncompatibleVariableOverride]
         return decode_graph(self.stored.text, self.mode, self.origins, self.held, self.kept)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:  # those of the graphs inside come later
+        return tuple(re.findall(r'\["placeholder","(\w+)"', self.stored.text)[: len(self.signature.inputs)])
 
     def calls_any(self, names: Collection[str]) -> bool:
         return any(name.replace(".", "::") in self.stored.text for name in names)  # without parsing the graph

@@ -14,7 +14,7 @@ from typing import Any
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import PartitionCompiler
-from aotgrad.cache.graphs import digest_of, encode_half, text_of
+from aotgrad.cache.graphs import StoredHalf, digest_of, encode_half, text_of
 from aotgrad.cache.key import NotCacheable, settings
 from aotgrad.cache.serialize import DamagedEntry, Decoder, Encoder, NotSerializable
 from aotgrad.cache.store import Store, count_failure
@@ -79,6 +79,15 @@ class ArtefactStore:
     backend: str
 
     def __call__(self, half: GraphHalf, how: str) -> StoredArtefact | None:
+        return self.of_graph("artefact", half, how)
+
+    def assembly(self, half: GraphHalf, how: str) -> StoredArtefact | None:
+        return self.of_graph("assembly", half, how) if isinstance(half, StoredHalf) else None
+
+    def with_key(self, key: str) -> StoredArtefact:
+        return StoredArtefact(self.store, key)
+
+    def of_graph(self, kind: str, half: GraphHalf, how: str) -> StoredArtefact | None:
         try:
             graph = encode_half(half, custom_ops=True)
             known = (code_version(), repr(torch_compat.torch_build()), repr(settings()[1:]))
@@ -86,7 +95,7 @@ class ArtefactStore:
             return None
         if graph.is_symbolic:  # Inductor's own cache stores the conditions of its code
             return None
-        return StoredArtefact(self.store, digest_of("artefact", *known, self.backend, how, graph.digest))
+        return self.with_key(digest_of(kind, *known, self.backend, how, graph.digest))
 
 
 @dataclass(frozen=True)
@@ -97,9 +106,7 @@ class StoredArtefact:
     key: str
 
     def read(self) -> bytes | None:
-        content = self.store.read(self.key)
-        counters["artefact_misses" if content is None else "artefact_hits"] += 1
-        return content
+        return self.store.read(self.key)
 
     def write(self, content: bytes) -> None:
         self.store.write(self.key, content)

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from aotgrad.backends.base import Artefact
 from aotgrad.backends.inductor.backend import libraries_of, with_libraries_at
-from aotgrad.cache.graphs import digest_of, encode_half
+from aotgrad.cache.graphs import StoredHalf, digest_of, encode_half
 from aotgrad.cache.store import Store, write_file
 from aotgrad.errors import ShippingError
 from aotgrad.ir import GraphHalf
 from aotgrad.options import cache_folder
-from aotgrad.telemetry.counters import counters
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,13 @@ class ShippedCode:
 
     def __call__(self, half: GraphHalf, how: str) -> Artefact:
         graph = encode_half(half, custom_ops=True, unbacked=True)
-        return CodeOfGraph(self.content, digest_of("code", how, graph.digest))
+        return self.with_key(digest_of("code", how, graph.digest))
+
+    def assembly(self, half: GraphHalf, how: str) -> Artefact | None:
+        return self.with_key(digest_of("assembly", how, half.stored.digest)) if isinstance(half, StoredHalf) else None
+
+    def with_key(self, key: str) -> Artefact:
+        return CodeOfGraph(self.content, key)
 
     def members(self) -> Iterator[tuple[str, bytes]]:
         """The members of an archive: code, and the libraries that it refers to."""
@@ -77,9 +82,7 @@ class CodeOfGraph:
     key: str
 
     def read(self) -> bytes | None:
-        found = self.content.get(self.key)
-        counters["artefact_misses" if found is None else "artefact_hits"] += 1
-        return found
+        return self.content.get(self.key)
 
     def write(self, content: bytes) -> None:
         self.content[self.key] = content

@@ -235,6 +235,8 @@ def op_named(name: str) -> torch._ops.OpOverload:
     """
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")
+    if namespace == "prims" and packet.startswith("inductor_"):
+        from torch._inductor import inductor_prims  # noqa: F401  # it registers them
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import aotgrad
+from aotgrad.cache import graphs
 
-from .programs import PROGRAMS, Net, in_a_fresh_process
+from .programs import PROGRAMS, Net, in_a_fresh_process, make_step, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 
@@ -32,6 +35,23 @@ def test_loaded_plans_compute_what_the_saved_ones_did(backend, tmp_path):
         assert [k for k, pair in enumerate(zip(found[name], values, strict=True)) if not same(*pair)] == [], name
     assert not counters.get("compilations") and not counters.get("misses")
     assert not counters.get("artefact_misses") and (backend == "eager" or counters["artefact_hits"] > 10)
+
+
+def test_a_step_with_its_code_parses_no_graph(tmp_path, monkeypatch):
+    def parse(*args):
+        raise AssertionError("a graph was parsed")
+
+    step, state = make_step()
+    compiled = aotgrad.train_step(step, state, backend="inductor", keep_gradients=False)
+    train(compiled, state, range(2))
+    aotgrad.save(compiled, tmp_path / "plans")
+    _, other = make_step()
+    for one, each in zip(state, other, strict=True):
+        each.load_state_dict(copy.deepcopy(one.state_dict()))
+    loaded = aotgrad.load(tmp_path / "plans", state=other, trust=True)
+    monkeypatch.setattr(graphs, "decode_graph", parse)
+    found = train(loaded, other, range(2, 4))
+    assert all(map(torch.equal, found, train(compiled, state, range(2, 4))))
 
 
 @pytest.mark.parametrize("compile", [aotgrad.aot_module, aotgrad.aot_function])
@@ -71,8 +91,6 @@ def test_graphs_are_compiled_where_code_is_not_trusted(tmp_path):
 
 
 def test_a_copy_of_a_loaded_module_has_the_plans(tmp_path):
-    import copy
-
     compiled = aotgrad.aot_module(nn.Linear(2, 2), "eager")
     compiled(torch.ones(2))
     aotgrad.save(compiled, tmp_path / "plans")

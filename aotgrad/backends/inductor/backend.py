@@ -30,6 +30,7 @@ from aotgrad.backends.generator_inputs import (
     backward_with_clones,
     forward_with_clones,
 )
+from aotgrad.backends.inductor.assembly import Assembly
 from aotgrad.backends.inductor.compiler_threads import compilers_run
 from aotgrad.backends.inductor.cpp_kernels import KernelBatch
 from aotgrad.backends.inductor.wrapper_code import Wrapper
@@ -37,7 +38,7 @@ from aotgrad.backends.layers import cut_layers
 from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
 from aotgrad.backends.lone_ops import reason_to_leave
 from aotgrad.backends.parts import keep_memory_of_parts
-from aotgrad.backends.pieces import Cut, compile_pieces
+from aotgrad.backends.pieces import Cut, Program, compile_pieces
 from aotgrad.backends.seeds import draw_once, give_backward_own_seeds
 from aotgrad.backends.uncompiled import cut_uncompiled, must_be_cut, reasons
 from aotgrad.graph import op_table
@@ -48,6 +49,7 @@ from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.unfinished import finish_later
 from aotgrad.slots import Gradient, IntermediateBase, Primal, Saved, SlotSignature, UserOutput
 from aotgrad.telemetry.code_version import code_version
+from aotgrad.telemetry.counters import counters
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ class InductorBackend:
         return compiled
 
     def compile_forward(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
+        names = forward.input_names
         with self.configured():
-            shared = Shared(torch_compat.inductor_uses_cudagraphs(), input_names(forward, static_inputs))
+            shared = Shared(torch_compat.inductor_uses_cudagraphs(), frozenset(names[k] for k in static_inputs))
         job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})
         job.settings["is_inference"] = not differentiable
         compiled = self._compile_forward(job, shared)
@@ -156,16 +159,41 @@ class InductorBackend:
         return BackwardWithClones(compiled, clones) if clones else compiled
 
     def _compile(self, job: Job, shared: Shared) -> BoxedCallable:
-        module = job.half.module
         with COMPILING:
             with KernelBatch.collected() as batch:
-                if (cut := self.cut(module.graph, shared)) is not None:
-                    compiled = compile_pieces(module, cut, functools.partial(self._compile_piece, job, batch))
-                else:
-                    compiled = bind_tensors(self._load_or_make(job, shared, batch), closed_over_tensors(module))
+                how = f"{job.interface} {self.share_layers}"
+                stored = None if self.artefacts is None or shared.cudagraphs else self.artefacts.assembly(job.half, how)
+                compiled = None if stored is None else self._assemble(stored, job)
+                if compiled is None:
+                    compiled, assembly = self._compile_parsed(job, shared, batch)
+                    if stored is not None and assembly is not None:
+                        stored.write(assembly.to_bytes())
             finish = batch.start()
             finish_later(finish) if compilers_run() else finish()
         return checked_arity(compiled, len(job.half.signature.outputs), self.name, job.role)
+
+    def _compile_parsed(self, job: Job, shared: Shared, batch: KernelBatch) -> tuple[Callable, Assembly | None]:
+        """A compiled graph, and what it consists of; `None` if that is not stored code alone."""
+        module, keys = job.half.module, list[str | None]()
+        if (cut := self.cut(module.graph, shared)) is None:
+            tensors = closed_over_tensors(module)
+            compiled = bind_tensors(self._load_or_make(job, shared, batch, keys), tensors)
+            return compiled, assembly_of(keys, None) if not tensors else None
+        compiled = compile_pieces(module, cut, functools.partial(self._compile_piece, job, batch, keys))
+        is_code = all(piece.is_compiled for piece in cut.pieces) and not closed_over_tensors(module)
+        return compiled, assembly_of(keys, cut.program) if is_code else None
+
+    def _assemble(self, stored: Artefact, job: Job) -> Callable | None:
+        """A compiled graph made of stored code, without a look at the graph; `None` if something is missing."""
+        if self.artefacts is None or (content := stored.read()) is None:
+            return None
+        try:
+            assembly = Assembly.of_bytes(content)
+        except (KeyError, TypeError, ValueError) as error:
+            stored.failed(error)
+            return None
+        pieces = [self._load(self.artefacts.with_key(key), job) for key in assembly.keys]
+        return assembly.callable([piece for piece in pieces if piece is not None]) if None not in pieces else None
 
     def cut(self, graph: fx.Graph, shared: Shared) -> Cut | None:
         """The pieces of a graph; `None` if it is compiled as a whole, as CUDA graphs are."""
@@ -173,9 +201,13 @@ class InductorBackend:
             return cut_uncompiled(graph)
         return cut_layers(graph) if self.share_layers and not shared.cudagraphs else None
 
-    def _load_or_make(self, job: Job, shared: Shared, batch: KernelBatch) -> Callable:
-        """A compiled graph, loaded from the store or compiled and stored. Its kernels are compiled with the batch."""
+    def _load_or_make(self, job: Job, shared: Shared, batch: KernelBatch, keys: list[str | None]) -> Callable:
+        """A compiled graph, loaded from the store or compiled and stored. Its kernels are compiled with the batch.
+
+        `keys` gets the key of its code.
+        """
         artefact = None if self.artefacts is None or shared.cudagraphs else self.artefacts(job.half, job.text)
+        keys.append(None if artefact is None else artefact.key)
         compiled = None if artefact is None else self._load(artefact, job)
         if compiled is None:
             compiled = self._make(job, shared)
@@ -185,6 +217,7 @@ class InductorBackend:
 
     def _load(self, artefact: Artefact, job: Job) -> Callable | None:
         content = artefact.read()
+        counters["artefact_misses" if content is None else "artefact_hits"] += 1
         if content is None:
             return None
         try:
@@ -213,14 +246,14 @@ class InductorBackend:
             with amend_inductor(), early_writes, over:
                 return torch_compat.inductor_compile(module, example_inputs(module), **job.settings, **shared.settings)
 
-    def _compile_piece(self, job: Job, batch: KernelBatch, piece: fx.GraphModule) -> Callable:
-        """Compile a piece of a half; all its results keep the traced strides."""
+    def _compile_piece(self, job: Job, batch: KernelBatch, keys: list[str | None], piece: fx.GraphModule) -> Callable:
+        """Compile a piece of a half; all its results keep the traced strides. `keys` gets the key of its code."""
         settings = {key: value for key, value in job.settings.items() if key != "static_input_idxs"}
         inputs = map(Primal, range(len(piece.graph.find_nodes(op="placeholder"))))
         signature = SlotSignature(tuple(inputs), tuple(map(UserOutput, range(len(outputs_of(piece.graph))))))
         dense = Job(GraphHalf(piece, signature), job.role, (UserOutput,), settings, job.configuration)
         with torch_compat.reported_output_strides():
-            compiled = self._load_or_make(dense, Shared(False, frozenset()), batch)
+            compiled = self._load_or_make(dense, Shared(False, frozenset()), batch, keys)
         return bind_tensors(compiled, closed_over_tensors(piece))
 
     def cache_key(self) -> str | None:
@@ -277,8 +310,14 @@ class Job:
     @property
     def text(self) -> str:
         """Everything but the graph, as text."""
+        return repr((self.strides, self.interface))
+
+    @property
+    def interface(self) -> str:
+        """What is known without a look at the graph, as text."""
         settings = sorted(self.settings.items()), sorted(self.configuration.items())
-        return repr((self.role, self.strides, *settings, self.overwritable))
+        seen = [k for k, slot in enumerate(self.half.signature.outputs) if isinstance(slot, self.seen)]
+        return repr((self.role, seen, *settings, self.overwritable))
 
 
 @dataclass(frozen=True)
@@ -299,8 +338,10 @@ class InductorBackward:
 
 def takes_clones(half: GraphHalf, shared: Shared) -> bool:
     """Whether a half is compiled for CUDA graphs, and whole: its random ops then draw again from clones of generators."""
+    if not shared.cudagraphs:
+        return False
     graph = half.module.graph
-    return shared.cudagraphs and any(map(op_table.uses_random_state, graph.nodes)) and not must_be_cut(graph)
+    return any(map(op_table.uses_random_state, graph.nodes)) and not must_be_cut(graph)
 
 
 def may_take_clones(graph: fx.Graph) -> bool:
@@ -309,9 +350,10 @@ def may_take_clones(graph: fx.Graph) -> bool:
     return not sizes and torch_compat.inductor_takes_generators()
 
 
-def input_names(forward: GraphHalf, inputs: frozenset[int]) -> frozenset[str]:
-    placeholders = forward.module.graph.find_nodes(op="placeholder")
-    return frozenset(node.name for k, node in enumerate(placeholders) if k in inputs)
+def assembly_of(keys: Sequence[str | None], program: Program | None) -> Assembly | None:
+    """What a graph consists of; `None` if the code of a piece is not stored."""
+    known = tuple(key for key in keys if key is not None)
+    return Assembly(known, program) if len(known) == len(keys) else None
 
 
 WORKSPACES = frozenset({"aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward"})

@@ -1,0 +1,51 @@
+"""How a graph was compiled, as text: a process that has the code of its pieces need not parse, cut or compare the graph.
+
+stored = Assembly(("<key>",), None)                                  a graph that was compiled as a whole
+stored = Assembly(("<key>", "<key>"), program_of(cut))               a graph in pieces, some of them equal
+stored.callable([load(key) for key in stored.keys])
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from aotgrad.backends.pieces import PieceCall, Program, caller_of
+from aotgrad.ir import BoxedCallable
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The code of a graph.
+
+    Attributes:
+        keys: of the stored code of each piece.
+        program: how the pieces are called; `None`: the one piece is the graph.
+    """
+
+    keys: tuple[str, ...]
+    program: Program | None
+
+    def callable(self, pieces: Sequence[Callable]) -> Callable | BoxedCallable:
+        """The compiled graph; `pieces` has the code of each key."""
+        return pieces[0] if self.program is None else caller_of(self.program, pieces)
+
+    def to_bytes(self) -> bytes:
+        """With a first line that is empty, as in stored code without wrapper code: there are no libraries."""
+        return b"\n" + json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def of_bytes(cls, content: bytes) -> Assembly:
+        """Raises KeyError, TypeError or ValueError for other content than that of `to_bytes`."""
+        data = json.loads(content)
+        return cls(tuple(data["keys"]), None if data["program"] is None else program_of_data(data["program"]))
+
+
+def program_of_data(data: dict) -> Program:
+    """A program as JSON has it: with lists in place of tuples."""
+    calls = (
+        PieceCall(each["number"], *(tuple(each[name]) for name in ("reads", "makes", "last_reads")))
+        for each in data["calls"]
+    )
+    return Program(tuple(data["inputs"]), tuple(calls), tuple(data["results"]))
