@@ -16,7 +16,7 @@ import torch.fx as fx
 
 from aotgrad import pipeline, torch_compat
 from aotgrad.cache.entry import StoredPlan
-from aotgrad.cache.graphs import Origins, StoredHalf, digest_of, functions_by_name, text_of
+from aotgrad.cache.graphs import NO_ATTRIBUTES, Attributes, Origins, StoredHalf, digest_of, functions_by_name, text_of
 from aotgrad.cache.serialize import Encoder
 from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import MemorySharing
@@ -66,7 +66,12 @@ class RestoredFunction:
 
 
 def restore(
-    stored: StoredPlan, function: FlatFunction | None, compiler: Compiler, mode: FakeTensorMode, origins: Origins
+    stored: StoredPlan,
+    function: FlatFunction | None,
+    compiler: Compiler,
+    mode: FakeTensorMode,
+    origins: Origins,
+    held: Attributes = NO_ATTRIBUTES,
 ) -> RestoredFunction:
     """The compiled function of an entry.
 
@@ -76,10 +81,11 @@ def restore(
         compiler: how it was compiled.
         mode: the fake mode for the tensors of the entry.
         origins: the stack traces that the graphs refer to.
+        held: the attributes that the graphs refer to.
     """
     kept = functions_by_name(compiler.backend.keep)
     texts = (stored.forward, *stored.halves)
-    forward, *halves = (StoredHalf(text, mode, origins, kept=kept) for text in texts)
+    forward, *halves = (StoredHalf(text, mode, origins, held, kept) for text in texts)
     schedule = replace(stored.schedule, segments=tuple(halves))
     names = GraphNames()
     with names.compiling("forward" if halves else "inference"):

@@ -2,7 +2,7 @@
 
 `files` has the two public functions, `save` and `load`. `archive` is the file. `record` turns the plans of a function into
 entries of the disk cache, with the backend's code (`code`), and `revive` turns them into plans. `loaded` is the plan cache
-of a loaded function. `key_form` is the key of a call in a form that processes share, and `source_checks` reads source from a
+of a loaded function. `closed_over` has the tensors that functions have closed over. `key_form` is the key of a call in a form that processes share, and `source_checks` reads source from a
 file before it runs.
 """
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aotgrad.backends.base import Artefact
+from aotgrad.backends.closed_over import closed_over_tensors
 from aotgrad.backends.inductor.backend import libraries_of, with_libraries_at
-from aotgrad.cache.graphs import StoredHalf, digest_of, encode_half
+from aotgrad.cache.graphs import NO_ATTRIBUTES, StoredHalf, digest_of, encode_half
 from aotgrad.cache.store import Store, write_file
 from aotgrad.errors import ShippingError
 from aotgrad.ir import GraphHalf
@@ -27,7 +28,9 @@ class ShippedCode:
     content: dict[str, bytes] = field(default_factory=dict)
 
     def __call__(self, half: GraphHalf, how: str) -> Artefact:
-        graph = encode_half(half, custom_ops=True, unbacked=True)
+        # Tensors that the function has closed over are inputs of the code.
+        inputs = NO_ATTRIBUTES if isinstance(half, StoredHalf) else closed_over_tensors(half.module)
+        graph = encode_half(half, held=inputs, custom_ops=True, unbacked=True)
         return self.with_key(digest_of("code", how, graph.digest))
 
     def assembly(self, half: GraphHalf, how: str) -> Artefact | None:

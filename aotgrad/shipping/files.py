@@ -29,6 +29,7 @@ from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.module_state import slots_of
 from aotgrad.shipping.archive import Archive, read_archive, write_archive
+from aotgrad.shipping.closed_over import LoadedTensors, SavedTensors, closed_over
 from aotgrad.shipping.code import ShippedCode
 from aotgrad.shipping.key_form import NoForm, call_form
 from aotgrad.shipping.loaded import FiledPlan, LoadedPlans
@@ -40,13 +41,15 @@ from aotgrad.training_step.state import State
 from aotgrad.training_step.step import TrainStep, step_with
 
 
-def save(compiled: Callable, path: str | os.PathLike[str]) -> None:
+def save(compiled: Callable, path: str | os.PathLike[str], *, constants: bool = False) -> None:
     """Save the plans that a compiled function, module or training step has, for `aotgrad.load` in another process.
 
     Args:
         compiled: from `aot_function`, `aot_module` or `train_step`; it was called for every kind of arguments that the other
             process needs, and its backwards ran.
         path: of the file, which is replaced. It has no parameters, buffers or optimizer state: save their `state_dict()`.
+        constants: save tensors that the function has closed over with the values that they have now. A loaded function reads
+            these, whatever becomes of the tensors. `False`: such a function raises.
 
     Raises:
         ShippingError: there are no plans yet, or one cannot be saved; the message says why.
@@ -64,7 +67,7 @@ def save(compiled: Callable, path: str | os.PathLike[str]) -> None:
     calls = getattr(compiled, "calls", None)
     if not isinstance(calls, (PlainFunction, BoundModule, TrainStep)):
         raise ShippingError("save takes what aot_function, aot_module or train_step has returned")
-    cache, code = calls.cache, ShippedCode()
+    cache, code, tensors = calls.cache, ShippedCode(), SavedTensors()
     plans = [(key, plan) for key, found in list(cache.entries.items()) for plan in found]
     if not plans:
         raise ShippingError(f"{cache.name} has no plans yet, so there is nothing to save: call it first")
@@ -73,14 +76,14 @@ def save(compiled: Callable, path: str | os.PathLike[str]) -> None:
     members = {}
     for number, (key, plan) in enumerate(plans):
         try:
-            data = {"key": form_of_key(key), **recorded(plan)}
+            data = {"key": form_of_key(key), **recorded(plan, tensors if constants else None)}
             graphs = counters["graphs"]
-            revive(data, compiler, None).compile_variants()
+            revive(data, compiler, None, closed_over(plan.executable)).compile_variants()
             counters["graphs"] = graphs
         except ShippingError as error:
             raise ShippingError(f"plan {number} of {cache.name} cannot be saved: {error}") from error
         members[f"plans/{number}.json"] = json.dumps(data, separators=(",", ":")).encode()
-    members |= dict(code.members())
+    members |= {**dict(code.members()), **dict(tensors.members())}
     write_archive(path, header_of(calls, options, plans, bool(code.content)), members)
 
 
@@ -162,8 +165,8 @@ def missing_function(name: str) -> Callable:
 
 def filed_plans(archive: Archive) -> Sequence[FiledPlan]:
     names = sorted((name for name in archive.members if name.startswith("plans/")), key=lambda name: (len(name), name))
-    found = [archive.json(name) for name in names]
-    return [FiledPlan(data["key"], data) for data in found]
+    found, tensors = [archive.json(name) for name in names], LoadedTensors(archive.members)
+    return [FiledPlan(data["key"], data, tensors.tensors(data["closed_over"])) for data in found]
 
 
 def form_of_key(key: tuple) -> Mapping[str, Any]:

@@ -23,15 +23,19 @@ from aotgrad.shipping.revive import Revived, revive
 
 @dataclass
 class FiledPlan:
-    """A plan of a file: the form of the key of its calls, and its data, which is decoded when a call needs it."""
+    """A plan of a file: the form of the key of its calls, and its data, which is decoded when a call needs it.
+
+    `tensors`: what the function has closed over, by attribute.
+    """
 
     key: Mapping[str, Any]
     data: Mapping[str, Any]
+    tensors: Mapping[str, torch.Tensor]
     revived: Revived | None = None
 
     def ready(self, compiler: Compiler, function: Callable[[Dedupe], FlatFunction] | None) -> Revived:
         if self.revived is None:
-            self.revived = revive(self.data, compiler, function)
+            self.revived = revive(self.data, compiler, function, self.tensors)
         return self.revived
 
     def other_conditions(self, form: Mapping[str, Any]) -> list[str]:

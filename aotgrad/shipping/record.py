@@ -17,7 +17,7 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.cache.entry import GraphText, GuardedTensor, ShippedPlan, StoredGuard
-from aotgrad.cache.graphs import encode_half, kept_name
+from aotgrad.cache.graphs import Attributes, encode_half, kept_name
 from aotgrad.cache.lookup import stored_plan
 from aotgrad.cache.restore import joint_digest
 from aotgrad.cache.serialize import Encoder, NotSerializable
@@ -26,17 +26,19 @@ from aotgrad.errors import ShippingError
 from aotgrad.graph.kept_calls import KEPT_FUNCTION, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import ValueGuard
-from aotgrad.ir import FOLDED, GraphHalf, SymInput
+from aotgrad.ir import GraphHalf, SymInput
 from aotgrad.pipeline import CompiledGuard, Executable, SmallGraph, halves_of
 from aotgrad.plan_cache.entry import CachedPlan
+from aotgrad.shipping.closed_over import SavedTensors, closed_over, described
 from aotgrad.slots import SlotSignature
 
-MADE_OF_NUMBERS = ("aten.lift_fresh_copy.default", "aten.lift_fresh.default")
-"""The ops that take a tensor which the function has made of numbers."""
 
-
-def recorded(plan: CachedPlan) -> dict[str, Any]:
+def recorded(plan: CachedPlan, tensors: SavedTensors | None) -> dict[str, Any]:
     """A plan as plain data.
+
+    Args:
+        plan: the plan.
+        tensors: gets the tensors that the function has closed over; `None`: there must be none.
 
     Raises:
         ShippingError: a part of it cannot be saved.
@@ -49,13 +51,20 @@ def recorded(plan: CachedPlan) -> dict[str, Any]:
     if not isinstance(made, Executable):
         raise ShippingError("it was loaded from a file: copy that file")
     reject_unshippable(plan, made)
+    held = closed_over(made)
+    if held and tensors is None:
+        raise ShippingError(
+            f"it reads a tensor that the function has closed over ({described(next(iter(held.values())))}): pass it as an "
+            "argument, or save its present values with constants=True"
+        )
     try:
-        entry = shipped(plan, made)
+        entry = shipped(plan, made, held)
         encoder = Encoder(custom_ops=True, unbacked=True)
         data = {"entry": encoder.encode(entry), "storages": encoder.storages, "symbols": symbolic_layouts(made)}
     except NotSerializable as error:
         raise ShippingError(f"it contains {error}") from None
-    return {**data, "backend": made.compiled.backend, "settings": plan.guards.global_state.described}
+    form = {} if tensors is None else tensors.form_of(held)
+    return {**data, "backend": made.compiled.backend, "settings": plan.guards.global_state.described, "closed_over": form}
 
 
 def reject_unshippable(plan: CachedPlan, made: Executable) -> None:
@@ -66,19 +75,6 @@ def reject_unshippable(plan: CachedPlan, made: Executable) -> None:
         raise ShippingError("it communicates with other processes")
     if any(spec.fake.layout is not torch.strided for spec, _ in made.arguments if not isinstance(spec, SymInput)):
         raise ShippingError("it takes a sparse tensor")
-    if (name := closed_over(made)) is not None:
-        raise ShippingError(f"it reads a tensor that the function has closed over ({name}): pass it as an argument")
-
-
-def closed_over(made: Executable) -> str | None:
-    """A tensor of this process that the function reads, in words; tensors made of numbers belong to the graph."""
-    root = made.joint.module
-    for node in made.capture.trace.graph.find_nodes(op="get_attr"):
-        value = getattr(root, str(node.target), None)
-        is_made = str(node.target).startswith(FOLDED) or all(str(user.target) in MADE_OF_NUMBERS for user in node.users)
-        if isinstance(value, torch.Tensor) and not is_made:
-            return f"{value.dtype} of shape {tuple(value.shape)}"
-    return None
 
 
 def kept_functions(made: Executable) -> set[str]:
@@ -88,10 +84,10 @@ def kept_functions(made: Executable) -> set[str]:
     return set(map(kept_name, called | {node.target.function for node in nodes if isinstance(node.target, KeptBackward)}))
 
 
-def shipped(plan: CachedPlan, made: Executable) -> ShippedPlan:
+def shipped(plan: CachedPlan, made: Executable, held: Attributes) -> ShippedPlan:
     """Raises NotSerializable."""
     guards = plan.guards
-    forward, *halves = (text_of_half(half) for half in (made.partition.forward, *made.schedule.segments))
+    forward, *halves = (text_of_half(half, held) for half in (made.partition.forward, *made.schedule.segments))
     conditions = torch_compat.conditions_since(torch_compat.fake_mode_of(made.joint.module.graph), 0)
     sharing = MemorySharing() if guards.memory is None else guards.memory.sharing
     stored = stored_plan(made, sharing, forward, tuple(halves), joint_digest(made.joint), conditions)
@@ -103,7 +99,7 @@ def shipped(plan: CachedPlan, made: Executable) -> ShippedPlan:
         tensors=tuple(guarded_tensor(fake, flags, is_inference) for fake, flags, is_inference in tensors),
         facts=guards.facts,
         changes=guards.memory is not None,
-        values=None if guards.values is None else stored_guard(guards.values),
+        values=None if guards.values is None else stored_guard(guards.values, held),
         output=spec_form(plan.output.spec),
         variants=tuple(tuple((key.tangents, key.gradients) for key in keys) for keys in kept),
         written_over=tuple(k for k, backward in enumerate(made.backwards) if backward.variants.run_over is not None),
@@ -118,17 +114,17 @@ def guarded_tensor(fake: Any, flags: list[str], is_inference: bool) -> GuardedTe
     return GuardedTensor(fake, is_parameter, requires_grad, "conjugate" in flags, "negative" in flags, is_inference)
 
 
-def text_of_half(half: GraphHalf) -> GraphText:
-    return encode_half(half, custom_ops=True, unbacked=True)
+def text_of_half(half: GraphHalf, held: Attributes) -> GraphText:
+    return encode_half(half, held=held, custom_ops=True, unbacked=True)
 
 
-def stored_guard(guard: ValueGuard) -> StoredGuard:
+def stored_guard(guard: ValueGuard, held: Attributes) -> StoredGuard:
     """Raises NotSerializable."""
     compute, values, static = guard.compute, None, frozenset[int]()
     if isinstance(compute, CompiledGuard):
-        values, static, compute = text_of_half(compute.values), compute.static_inputs, compute.answers
+        values, static, compute = text_of_half(compute.values, held), compute.static_inputs, compute.answers
     assert isinstance(compute, fx.GraphModule)
-    answers = text_of_half(GraphHalf(without_values(compute), SlotSignature((), ())))
+    answers = text_of_half(GraphHalf(without_values(compute), SlotSignature((), ())), held)
     return StoredGuard(guard.level, guard.names, guard.inputs, guard.conditions, guard.draws, values, static, answers)
 
 

@@ -12,7 +12,7 @@ import torch
 from aotgrad import native, torch_compat
 from aotgrad.backends.eager import EAGER
 from aotgrad.cache.entry import GraphText, GuardedTensor, ShippedPlan, StoredGuard
-from aotgrad.cache.graphs import decode_graph
+from aotgrad.cache.graphs import Attributes, decode_graph
 from aotgrad.cache.io import assume
 from aotgrad.cache.restore import RestoredFunction, restore
 from aotgrad.cache.serialize import DamagedEntry, Decoder
@@ -85,13 +85,19 @@ class Revived:
             self.function.backwards[number].variants.compile_over()
 
 
-def revive(data: Mapping[str, Any], compiler: Compiler, function: Callable[[Dedupe], FlatFunction] | None) -> Revived:
+def revive(
+    data: Mapping[str, Any],
+    compiler: Compiler,
+    function: Callable[[Dedupe], FlatFunction] | None,
+    held: Attributes,
+) -> Revived:
     """The function of a recorded plan.
 
     Args:
         data: see `record.recorded`.
         compiler: compiles its graphs, or has their code.
         function: makes the original function of the distinct tensors, if there is one.
+        held: the tensors that the function has closed over.
 
     Raises:
         ShippingError: the data is not what `recorded` has made, or this process lacks something that it needs.
@@ -108,8 +114,8 @@ def revive(data: Mapping[str, Any], compiler: Compiler, function: Callable[[Dedu
         check_plan(entry.plan.source)
         assume(entry.plan.conditions)
         flat = None if function is None else function(entry.dedupe)
-        restored = restore(entry.plan, flat, compiler, mode, ())
-        values = None if entry.values is None else value_guard(entry.values, compiler, mode)
+        restored = restore(entry.plan, flat, compiler, mode, (), held)
+        values = None if entry.values is None else value_guard(entry.values, compiler, mode, held)
         return Revived(entry, restored, values, output_of(entry.output), time.perf_counter_ns() - start_ns)
     except (AOTGradError, NotImplementedError):
         raise
@@ -135,23 +141,23 @@ def example(each: GuardedTensor) -> torch.Tensor:
         return made.requires_grad_(each.requires_grad)
 
 
-def value_guard(stored: StoredGuard, compiler: Compiler, mode: FakeTensorMode) -> ValueGuard:
+def value_guard(stored: StoredGuard, compiler: Compiler, mode: FakeTensorMode, held: Attributes) -> ValueGuard:
     """Raises ShippingError."""
     for condition in stored.conditions:
         check_condition(condition.text, stored.names)
     if not all(name.isidentifier() for name in stored.names):
         raise ShippingError("the file is not one that aotgrad has written: a value has no name")
-    answers = decode_graph(stored.answers.text, mode)
+    answers = decode_graph(stored.answers.text, mode, held=held)
     compute: Callable[..., tuple] = answers
     if stored.values is not None:
-        values = half_of(stored.values, mode)
+        values = half_of(stored.values, mode, held)
         compiled = compiler.backend.compile_forward(values.copy(), stored.static_inputs, False)
         compute = CompiledGuard(values, stored.static_inputs, answers, compiled.forward)
     return ValueGuard(stored.level, compute, stored.names, stored.inputs, stored.conditions, stored.draws)
 
 
-def half_of(text: GraphText, mode: FakeTensorMode) -> GraphHalf:
-    return GraphHalf(decode_graph(text.text, mode), text.signature)
+def half_of(text: GraphText, mode: FakeTensorMode, held: Attributes) -> GraphHalf:
+    return GraphHalf(decode_graph(text.text, mode, held=held), text.signature)
 
 
 def output_of(form: Any) -> FlatOutput:

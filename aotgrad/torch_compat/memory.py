@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -155,9 +156,9 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def bytes_of(dense: torch.Tensor) -> bytes:
-    """The memory of a dense tensor on the CPU."""
-    flat = dense.as_strided((dense.numel(),), (1,))
-    return bytes(flat.view(torch.uint8).tolist()) if dense.numel() else b""
+    """The memory of a dense tensor."""
+    there = dense.cpu()
+    return ctypes.string_at(there.data_ptr(), there.nbytes)
 
 
 def tensor_of_bytes(data: bytes, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:

@@ -100,11 +100,23 @@ def constants() -> Program:
     return Program(lambda x: {"y": x * torch.tensor([1.0, 2.0, 3.0])}["y"].exp() + 1, [(leaf(3).double(),)], {})
 
 
+def closes_over() -> Program:
+    """Reads tensors that it has closed over, of which two share memory and one is large; in the backward, too."""
+    table, large = torch.arange(4.0), torch.linspace(0, 1, 2**19).double()
+    row, by_column = table[1:], torch.arange(6).reshape(2, 3).t()
+
+    def function(x):
+        y = (x * row).sin() * x + large[:3]
+        return y * 2 + by_column.sum(1), y.exp() + 1
+
+    return Program(function, [(leaf(3),), (leaf(2, 3),)], {})
+
+
 def masked() -> Program:
     return Program(lambda x: x[x > 0.25].sin() * 2, [(leaf(10),), (leaf(12),)], {})
 
 
-PROGRAMS = {each.__name__: each for each in (kinds, dynamic, writes, dropout, branches, constants, masked)}
+PROGRAMS = {each.__name__: each for each in (kinds, dynamic, writes, dropout, branches, constants, closes_over, masked)}
 
 
 class Net(nn.Module):
@@ -191,7 +203,7 @@ def save_plans(names: list[str], backend: str, path: str) -> Iterator[tuple[str,
             program = PROGRAMS[name]()
             compiled = program.compiled(backend)
             yield name, program.outcome(compiled)
-        aotgrad.save(compiled, f"{path}.{name}")
+        aotgrad.save(compiled, f"{path}.{name}", constants=name == "closes_over")
 
 
 def load_plans(names: list[str], path: str) -> Iterator[tuple[str, list[Any]]]:

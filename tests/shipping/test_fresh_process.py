@@ -15,7 +15,7 @@ from .programs import PROGRAMS, Net, in_a_fresh_process, make_step, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 
-OF_INDUCTOR = ("kinds", "dynamic", "writes", "dropout")
+OF_INDUCTOR = ("kinds", "dynamic", "writes", "dropout", "closes_over")
 
 
 def same(one, other):
@@ -68,6 +68,21 @@ def test_an_exported_program(compile, tmp_path):
     aotgrad.save(compiled, tmp_path / "plans")
     loaded = aotgrad.load(tmp_path / "plans", exported.module())
     assert torch.equal(loaded(x), expected)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_closed_over_tensors_have_the_values_of_the_save(backend, tmp_path):
+    table = torch.arange(3.0)
+    function = lambda x: (x * table).sin() if (x + table).sum() > 0 else (x * table).cos() + 1  # noqa: E731
+    compiled = aotgrad.aot_function(function, backend)
+    for sign in (1.0, -3.0):
+        compiled(torch.full((3,), sign))
+    table.add_(0.5)
+    expected = [function(torch.full((3,), sign)) for sign in (1.0, -3.0)]
+    aotgrad.save(compiled, tmp_path / "plans", constants=True)
+    table.zero_()
+    loaded = aotgrad.load(tmp_path / "plans", trust=True)
+    torch.testing.assert_close([loaded(torch.full((3,), sign)) for sign in (1.0, -3.0)], expected)
 
 
 def test_an_exported_function():

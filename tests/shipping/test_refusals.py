@@ -77,7 +77,7 @@ def test_gradients_of_gradients_need_the_function(tmp_path):
 def test_what_cannot_be_saved_says_why(tmp_path):
     table = torch.ones(3)
     for function, message in (
-        (lambda x: x * table + x.sin(), "closed over"),
+        (lambda x: x * table + x.sin(), "constants=True"),
         (lambda x: (x * 2j).conj() + 1, "conjugated"),
     ):
         compiled = aotgrad.aot_function(function, "eager")
@@ -93,6 +93,27 @@ def test_what_cannot_be_saved_says_why(tmp_path):
         aotgrad.save(small, tmp_path / "plans")
     with pytest.raises(ShippingError, match="aot_function, aot_module or train_step"):
         aotgrad.save(torch.sin, tmp_path / "plans")
+
+
+@pytest.mark.parametrize(
+    "tensor", [nn.Parameter(torch.ones(3)), torch.ones(3, requires_grad=True), torch.ones(3).to_sparse()]
+)
+def test_a_closed_over_tensor_that_is_no_constant(tensor, tmp_path):
+    compiled = aotgrad.aot_function(lambda x: x.sin() * 2 + tensor, "eager")
+    with torch.no_grad():
+        compiled(torch.ones(3))
+    with pytest.raises(ShippingError, match="no plain tensor, or requires grad"):
+        aotgrad.save(compiled, tmp_path / "plans", constants=True)
+
+
+def test_a_file_without_its_closed_over_tensors(tmp_path):
+    table = torch.ones(3)
+    compiled = aotgrad.aot_function(lambda x: x * table + x.sin(), "eager")
+    compiled(torch.ones(3))
+    aotgrad.save(compiled, tmp_path / "plans", constants=True)
+    path = changed(tmp_path / "plans", lambda header, members: members.pop("tensors/0"))
+    with pytest.raises(ShippingError, match="tensors/0, is missing"):
+        aotgrad.load(path)
 
 
 def test_a_damaged_file(tmp_path):
