@@ -68,7 +68,7 @@ class PieceCall:
 
 
 @dataclass(frozen=True)
-class Program:
+class CallSequence:
     """The calls of pieces one after the other. A result is the name of a value, or a constant, which is no text."""
 
     inputs: tuple[str, ...]
@@ -108,12 +108,12 @@ class Cut:
         return list(found.values())
 
     @functools.cached_property
-    def program(self) -> Program:
+    def sequence(self) -> CallSequence:
         """The calls of the `distinct` pieces."""
         numbers = {piece.key: number for number, piece in enumerate(self.distinct)}
         calls = (PieceCall(numbers[each.key], each.reads, each.makes, each.last_reads) for each in self.pieces)
         results = (each.name if isinstance(each, fx.Node) else each for each in self.results)
-        return Program(self.inputs, tuple(calls), tuple(results))
+        return CallSequence(self.inputs, tuple(calls), tuple(results))
 
 
 def results_of_groups(graph: fx.Graph, groups: Sequence[NodeGroup]) -> list[list[fx.Node]]:
@@ -214,27 +214,27 @@ def compile_pieces(module: fx.GraphModule, cut: Cut, compile_piece: Callable[[fx
         compiler = compile_piece if piece.is_compiled else boxed_code
         compiled.append(compiler(LazyGraphModule(module, piece.graph)))
     counters["shared_pieces"] += len(cut.pieces) - len(compiled)
-    return caller_of(cut.program, compiled)
+    return caller_of(cut.sequence, compiled)
 
 
-def caller_of(program: Program, pieces: Sequence[Callable]) -> BoxedCallable:
+def caller_of(sequence: CallSequence, pieces: Sequence[Callable]) -> BoxedCallable:
     """A function that calls pieces one after the other. Each value is a variable until it is read last."""
-    names = itertools.chain(program.inputs, *(call.makes for call in program.calls))
+    names = itertools.chain(sequence.inputs, *(call.makes for call in sequence.calls))
     variable = {name: f"value_{k}" for k, name in enumerate(names)} | {None: "unread"}
 
     def variables(names: Iterable[str | None]) -> str:
         return "".join(f"{variable[name]}, " for name in names)
 
-    lines = [f"{variables(program.inputs)}= args" if program.inputs else "", "args.clear()"]
-    for call in program.calls:
+    lines = [f"{variables(sequence.inputs)}= args" if sequence.inputs else "", "args.clear()"]
+    for call in sequence.calls:
         lines.append(f"given = [{variables(call.reads)}]")
         lines.append(f"del {variables(call.last_reads)}" if call.last_reads else "")
         run_piece = f"piece_{int(call.number)}(given)"
         lines.append(f"{variables(call.makes)}= {run_piece}" if call.makes else run_piece)
         lines.append("del unread" if None in call.makes else "")
-    results = [variable[each] if isinstance(each, str) else f"result_{k}" for k, each in enumerate(program.results)]
+    results = [variable[each] if isinstance(each, str) else f"result_{k}" for k, each in enumerate(sequence.results)]
     lines.append(f"return ({''.join(f'{result}, ' for result in results)})")
-    constants = {f"result_{k}": each for k, each in enumerate(program.results) if not isinstance(each, str)}
+    constants = {f"result_{k}": each for k, each in enumerate(sequence.results) if not isinstance(each, str)}
     namespace: dict[str, Any] = {**constants, **{f"piece_{k}": piece for k, piece in enumerate(pieces)}}
     source = "def run(args):\n" + textwrap.indent("\n".join(lines), "    ")
     exec(compile(source, "<aotgrad pieces>", "exec"), namespace)

@@ -36,7 +36,7 @@ def closed_over(made: Executable) -> dict[str, torch.Tensor]:
     return found
 
 
-def described(tensor: torch.Tensor) -> str:
+def kind_and_shape(tensor: torch.Tensor) -> str:
     return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
 
 
@@ -58,8 +58,8 @@ class SavedTensors:
         is_dense = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
         if type(tensor) is not torch.Tensor or not is_dense or tensor.requires_grad:
             raise ShippingError(
-                f"it reads a tensor that the function has closed over ({described(tensor)}), which is no plain tensor, or "
-                "requires grad: pass it as an argument"
+                f"it reads a tensor that the function has closed over ({kind_and_shape(tensor)}), which is no plain tensor, "
+                "or requires grad: pass it as an argument"
             )
         self.flat.setdefault(torch_compat.storage_id(tensor), memory_as_bytes(tensor))
         number = list(self.flat).index(torch_compat.storage_id(tensor))

@@ -23,7 +23,7 @@ from aotgrad.cache.serialize import LIKE_NUMBERS
 from aotgrad.errors import NoPlanError, ShippingError
 from aotgrad.ir import SymInput
 from aotgrad.options import Options
-from aotgrad.pipeline import Compiler
+from aotgrad.pipeline import Compiler, Executable
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import make_compiler
@@ -77,6 +77,7 @@ def save(compiled: Callable, path: str | os.PathLike[str], *, constants: bool = 
     for number, (key, plan) in enumerate(plans):
         try:
             data = {"key": form_of_key(key), **recorded(plan, tensors if constants else None)}
+            assert isinstance(plan.executable, Executable), "it was recorded"
             graphs = counters["graphs"]
             revive(data, compiler, None, closed_over(plan.executable)).compile_variants()
             counters["graphs"] = graphs

@@ -29,7 +29,7 @@ from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.ir import GraphHalf, SymInput
 from aotgrad.pipeline import CompiledGuard, Executable, SmallGraph, halves_of
 from aotgrad.plan_cache.entry import CachedPlan
-from aotgrad.shipping.closed_over import SavedTensors, closed_over, described
+from aotgrad.shipping.closed_over import SavedTensors, closed_over, kind_and_shape
 from aotgrad.slots import SlotSignature
 
 
@@ -53,9 +53,10 @@ def recorded(plan: CachedPlan, tensors: SavedTensors | None) -> dict[str, Any]:
     reject_unshippable(plan, made)
     held = closed_over(made)
     if held and tensors is None:
+        found = kind_and_shape(next(iter(held.values())))
         raise ShippingError(
-            f"it reads a tensor that the function has closed over ({described(next(iter(held.values())))}): pass it as an "
-            "argument, or save its present values with constants=True"
+            f"it reads a tensor that the function has closed over ({found}): pass it as an argument, or save its present "
+            "values with constants=True"
         )
     try:
         entry = shipped(plan, made, held)

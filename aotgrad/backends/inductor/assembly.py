@@ -1,7 +1,7 @@
 """How a graph was compiled, as text: a process that has the code of its pieces need not parse, cut or compare the graph.
 
 stored = Assembly(("<key>",), None)                                  a graph that was compiled as a whole
-stored = Assembly(("<key>", "<key>"), program_of(cut))               a graph in pieces, some of them equal
+stored = Assembly(("<key>", "<key>"), cut.sequence)               a graph in pieces, some of them equal
 stored.callable([load(key) for key in stored.keys])
 """
 
@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
-from aotgrad.backends.pieces import PieceCall, Program, caller_of
+from aotgrad.backends.pieces import CallSequence, PieceCall, caller_of
 from aotgrad.ir import BoxedCallable
 
 
@@ -21,15 +21,15 @@ class Assembly:
 
     Attributes:
         keys: of the stored code of each piece.
-        program: how the pieces are called; `None`: the one piece is the graph.
+        sequence: how the pieces are called; `None`: the one piece is the graph.
     """
 
     keys: tuple[str, ...]
-    program: Program | None
+    sequence: CallSequence | None
 
     def callable(self, pieces: Sequence[Callable]) -> Callable | BoxedCallable:
         """The compiled graph; `pieces` has the code of each key."""
-        return pieces[0] if self.program is None else caller_of(self.program, pieces)
+        return pieces[0] if self.sequence is None else caller_of(self.sequence, pieces)
 
     def to_bytes(self) -> bytes:
         """With a first line that is empty, as in stored code without wrapper code: there are no libraries."""
@@ -39,13 +39,13 @@ class Assembly:
     def of_bytes(cls, content: bytes) -> Assembly:
         """Raises KeyError, TypeError or ValueError for other content than that of `to_bytes`."""
         data = json.loads(content)
-        return cls(tuple(data["keys"]), None if data["program"] is None else program_of_data(data["program"]))
+        return cls(tuple(data["keys"]), None if data["sequence"] is None else sequence_of_data(data["sequence"]))
 
 
-def program_of_data(data: dict) -> Program:
-    """A program as JSON has it: with lists in place of tuples."""
+def sequence_of_data(data: dict) -> CallSequence:
+    """A sequence as JSON has it: with lists in place of tuples."""
     calls = (
         PieceCall(each["number"], *(tuple(each[name]) for name in ("reads", "makes", "last_reads")))
         for each in data["calls"]
     )
-    return Program(tuple(data["inputs"]), tuple(calls), tuple(data["results"]))
+    return CallSequence(tuple(data["inputs"]), tuple(calls), tuple(data["results"]))

@@ -38,7 +38,7 @@ from aotgrad.backends.layers import cut_layers
 from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
 from aotgrad.backends.lone_ops import reason_to_leave
 from aotgrad.backends.parts import keep_memory_of_parts
-from aotgrad.backends.pieces import Cut, Program, compile_pieces
+from aotgrad.backends.pieces import CallSequence, Cut, compile_pieces
 from aotgrad.backends.seeds import draw_once, give_backward_own_seeds
 from aotgrad.backends.uncompiled import cut_uncompiled, must_be_cut, reasons
 from aotgrad.graph import op_table
@@ -181,7 +181,7 @@ class InductorBackend:
             return compiled, assembly_of(keys, None) if not tensors else None
         compiled = compile_pieces(module, cut, functools.partial(self._compile_piece, job, batch, keys))
         is_code = all(piece.is_compiled for piece in cut.pieces) and not closed_over_tensors(module)
-        return compiled, assembly_of(keys, cut.program) if is_code else None
+        return compiled, assembly_of(keys, cut.sequence) if is_code else None
 
     def _assemble(self, stored: Artefact, job: Job) -> Callable | None:
         """A compiled graph made of stored code, without a look at the graph; `None` if something is missing."""
@@ -350,10 +350,10 @@ def may_take_clones(graph: fx.Graph) -> bool:
     return not sizes and torch_compat.inductor_takes_generators()
 
 
-def assembly_of(keys: Sequence[str | None], program: Program | None) -> Assembly | None:
+def assembly_of(keys: Sequence[str | None], sequence: CallSequence | None) -> Assembly | None:
     """What a graph consists of; `None` if the code of a piece is not stored."""
     known = tuple(key for key in keys if key is not None)
-    return Assembly(known, program) if len(known) == len(keys) else None
+    return Assembly(known, sequence) if len(known) == len(keys) else None
 
 
 WORKSPACES = frozenset({"aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward"})

@@ -24,8 +24,8 @@ def cut_in_three():
 
 def test_pieces_are_called_as_the_cut_says():
     cut = cut_in_three()
-    assembly = Assembly(("a", "b"), cut.program)
-    assert [call.number for call in cut.program.calls] == [0, 0, 1]
+    assembly = Assembly(("a", "b"), cut.sequence)
+    assert [call.number for call in cut.sequence.calls] == [0, 0, 1]
     restored = Assembly.of_bytes(assembly.to_bytes())
     assert restored == assembly
     x = torch.ones(2)
@@ -42,7 +42,7 @@ def test_a_graph_that_is_one_piece():
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"\n[]", b'\n{"keys": ["a"]}', b'\n{"keys": ["a"], "program": {"calls": [1]}}', b"\xff"]
+    "content", [b"", b"\n[]", b'\n{"keys": ["a"]}', b'\n{"keys": ["a"], "sequence": {"calls": [1]}}', b"\xff"]
 )
 def test_other_content_is_refused(content):
     with pytest.raises((KeyError, TypeError, ValueError)):
