@@ -351,11 +351,15 @@ class Doubling(Keeping):
 doubling = Doubling()
 
 
-@pytest.mark.parametrize("name", ["linear", "layer_norm", "mask", "two_results"])
-def test_a_script_has_the_gradients_of_kept_calls(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "dynamic"),  # with a mask and dynamic sizes, attention is taken apart
+    [(name, False) for name in ("linear", "layer_norm", "mask", "two_results")]
+    + [(name, True) for name in ("linear", "layer_norm", "two_results")],
+)
+def test_a_script_has_the_gradients_of_kept_calls(name, dynamic, tmp_path):
     function, shapes, kept = CASES[name]
     path = tmp_path / "repro.py"
-    repro = aotgrad.debug.minify(function, tensors(*shapes), f"{__name__}:doubling", path=path)
+    repro = aotgrad.debug.minify(function, tensors(*shapes), f"{__name__}:doubling", path=path, dynamic=dynamic)
     assert repro.role == "backward" and f"kept_{kept[0]}_backward" in repro.script
     with pytest.raises(AssertionError, match="differs: output 0 is off by"):
         runpy.run_path(str(path), run_name="__main__")
