@@ -26,7 +26,14 @@ from aotgrad.pipeline import Compiler, Source, TracedJoint
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, make_backwards
-from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
+from aotgrad.runtime.recomputation import (
+    NO_INNER_GRADIENTS,
+    Gradients,
+    HigherOrder,
+    InnerGradients,
+    InnerValue,
+    Recomputation,
+)
 from aotgrad.slots import Saved
 from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.torch_compat import FakeTensorMode, OpSettings
@@ -199,11 +206,19 @@ class LazyHigherOrder:
         saved: Mapping[Saved, torch.Tensor | None],
         tangents: Gradients,
         wanted: Sequence[bool],
+        inner: InnerGradients = NO_INNER_GRADIENTS,
     ) -> Gradients:
+        higher_order, is_same = self.retraced
+        return higher_order(segment, call, saved if is_same else {}, tangents, wanted, inner)
+
+    def inner_values(self, segment: int) -> Sequence[InnerValue]:
+        return self.retraced[0].inner_values(segment)
+
+    @property
+    def retraced(self) -> tuple[HigherOrder, bool]:
         if not self.made:
             self.made.append(self.make())
-        higher_order, is_same = self.made[0]
-        return higher_order(segment, call, saved if is_same else {}, tangents, wanted)
+        return self.made[0]
 
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
         return self.batches(half, values)

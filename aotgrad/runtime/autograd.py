@@ -16,9 +16,9 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout
 from aotgrad.runtime.inlined import InlinedBackward
-from aotgrad.runtime.recomputation import Recomputation, check_version
+from aotgrad.runtime.recomputation import Gradients, InnerGradients, Recomputation, check_version
 from aotgrad.runtime.reused_memory import OF_THREAD, keep_gradients
-from aotgrad.runtime.saved_tensors import KeptTensor, release, release_all, saved_by_slot, unpack, unpack_and_release
+from aotgrad.runtime.saved_tensors import KeptTensor, release, release_all, saved_by_slot, unpack, unpack_and_release, unpack_unchanged
 from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import Saved
 
@@ -83,7 +83,12 @@ class Segment(torch.autograd.Function):
     @torch_compat.hide_from_dynamo
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         backward: Backward = ctx.backward
+        if ctx.is_differentiated and not torch.is_grad_enabled():
+            backward.inner.open()
         layouts = ctx.layouts or backward.layouts
+        if ctx.stand_ins:
+            own, arrived = tangents[: -ctx.stand_ins], tangents[-ctx.stand_ins :]
+            return run_variant(ctx, variant_key(backward, own), own, layouts, arrived)
         is_full = is_known_full(tangents, backward)
         key = backward.full if is_full else variant_key(backward, tangents)
         is_usual = key is backward.full and backward.runs_whole and ctx.kept is None and not is_watched_or_transformed()
@@ -93,18 +98,26 @@ class Segment(torch.autograd.Function):
 
 
 def run_variant(
-    ctx: Any, key: VariantKey, tangents: Sequence[torch.Tensor | None], layouts: Sequence[SizeAndStride]
+    ctx: Any,
+    key: VariantKey,
+    tangents: Sequence[torch.Tensor | None],
+    layouts: Sequence[SizeAndStride],
+    arrived: Gradients = (),
 ) -> tuple[Any, ...]:
-    """The gradients of a node, in whatever mode the backward runs."""
+    """The gradients of a node, in whatever mode the backward runs. `arrived`: the gradients of its stand-ins."""
     backward: Backward = ctx.backward
     check_saving(ctx, key)
+    if any(tangent is not None for tangent in arrived):
+        return run_with_inner_gradients(ctx, key, tangents, arrived)
     if torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled():
         backward.find_nan(key, [*ctx.sizes, *unpack(ctx, key), *backward.memory_inputs(ctx.memory)], tangents, layouts)
     creates_graph = torch.is_grad_enabled()
     is_higher_order = creates_graph or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
     if is_higher_order and (ctx.recomputation is not None or backward.saved_needed(key) != () or ctx.memory):
         with torch.enable_grad():
-            gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients)
+            inner = InnerGradients(stand_ins_of(ctx))
+            gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients, inner)
+        watch(ctx)
         release(ctx, key)
         return (*backward.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
     if (
@@ -122,6 +135,43 @@ def run_variant(
     with torch_compat.below_autograd():
         gradients = variant(values)
     return backward.finish(key, gradients, ctx.memory, tangents)
+
+
+def run_with_inner_gradients(
+    ctx: Any, key: VariantKey, tangents: Gradients, arrived: Gradients
+) -> tuple[torch.Tensor | None, ...]:
+    """The gradients of a node, for gradients of its results and of inner values.
+
+    What the node has saved is not freed if only inner values have gradients: the engine may still run it for its results.
+    """
+    backward: Backward = ctx.backward
+    call = recomputation_of(ctx)
+    found = unpack_unchanged(ctx, range(len(backward.saved_slots)))
+    saved = {slot: found.get(position) for position, slot in enumerate(backward.saved_slots)}
+    inner = InnerGradients(stand_ins_of(ctx) if torch.is_grad_enabled() else (), arrived)
+    gradients = backward.higher_order(call, saved, tangents, key.gradients, inner)
+    if any(key.tangents):
+        release(ctx, key)
+    return (*backward.no_gradients, *gradients)
+
+
+def stand_ins_of(ctx: Any) -> tuple[torch.Tensor, ...]:
+    """The stand-ins of a node, with their history; none if an earlier backward has freed them."""
+    if not ctx.stand_ins or ctx.kept is not None:
+        return ()
+    start = len(ctx.backward.saved_slots)
+    try:
+        return tuple(torch_compat.some_saved_tensors(ctx, range(start, start + ctx.stand_ins)))
+    except RuntimeError:  # freed, or another saved tensor was changed in place
+        return ()
+
+
+def watch(ctx: Any) -> None:
+    """Note that a derivative was made of a call, so that a later backward of its node tells; see `inner_values.py`."""
+    inner = ctx.backward.inner
+    if inner.found is None and ctx.backward.may_have_stand_ins:
+        inner.is_watched = ctx.is_differentiated = True
+        type(ctx).apply = type(ctx).in_python  # that of C++ does not look
 
 
 def are_of_other_kinds(tangents: Sequence[torch.Tensor | None]) -> bool:
@@ -157,7 +207,8 @@ def run_whole(ctx: Any, backward: Backward, tangents: Sequence[Any], layouts: Se
 
 
 DEFAULTS: dict[str, Any] = {"sizes": (), "layouts": None, "memory": (), "watched": (), "ran": frozenset(), "kept": None}
-torch_compat.set_defaults(Segment, **DEFAULTS, of_dual_numbers=False, wanted=())
+torch_compat.set_defaults(Segment, **DEFAULTS, of_dual_numbers=False, wanted=(), stand_ins=0, is_differentiated=False)
+torch_compat.set_defaults(Segment, in_python=torch_compat.node_class(Segment).apply)
 
 
 def mark_as_dual(result: torch.Tensor) -> None:
@@ -300,7 +351,9 @@ class UninlinedSegment(Segment):
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         if torch_compat.recorded_node(ctx) is None:
             return Segment.backward(ctx, *tangents)
-        return run_variant(ctx, key_of(ctx.backward, tangents, ctx.wanted), tangents, ctx.layouts or ctx.backward.layouts)
+        count = len(tangents) - ctx.stand_ins
+        own, layouts = tangents[:count], ctx.layouts or ctx.backward.layouts
+        return run_variant(ctx, key_of(ctx.backward, own, ctx.wanted), own, layouts, tangents[count:])
 
 
 def hand_over(ctx: Any) -> type[torch.autograd.Function]:
@@ -312,7 +365,7 @@ def hand_over(ctx: Any) -> type[torch.autograd.Function]:
     wanted = ctx.wanted = wanted_gradients(backward, torch_compat.next_nodes(ctx))
     is_higher_order = torch.is_grad_enabled() or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
     has_other_sizes = any(type(size) is not int for size in ctx.sizes)
-    if is_higher_order or has_other_sizes or ctx.memory or ctx.watched:
+    if is_higher_order or has_other_sizes or ctx.memory or ctx.watched or ctx.stand_ins:
         return UninlinedSegment
     for each in (ctx.kept or {}).values():
         each.unpack()  # raises if it was changed

@@ -18,7 +18,8 @@ import torch
 from aotgrad import native, torch_compat
 from aotgrad.ir import BackwardSegment, ChangedMemory, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
-from aotgrad.runtime.recomputation import Gradients, HigherOrder, Recomputation
+from aotgrad.runtime.inner_values import InnerValues
+from aotgrad.runtime.recomputation import Gradients, HigherOrder
 from aotgrad.runtime.segments import memory_of
 from aotgrad.runtime.steps import Attach
 from aotgrad.runtime.variants import VariantCache, VariantKey, gradient_sources, leads_of_collectives
@@ -98,13 +99,14 @@ class Backward:
         materialize: the node gets zeros for undefined tangents.
         saving: see `BackwardSegment`. Masks of eager's nodes are masks of its items.
         changes: writes to memory that others see.
+        inner: the values inside, through which gradients of gradients pass on to the node.
         needed_positions, pending_positions: the results of `saved_needed` and `saved_needed_later` so far.
         reuses_memory: see `Compiled`.
         inlined: the functions of nodes that compiled autograd has taken over, by wanted gradients.
     """
 
     variants: VariantCache
-    higher_order: Callable[[Recomputation, Mapping[Saved, torch.Tensor | None], Gradients, Sequence[bool]], Gradients]
+    higher_order: Callable[..., Gradients]
     transformed: Callable[[GraphHalf, Sequence[Any]], Gradients]
     gradient_positions: tuple[int, ...]
     full: VariantKey
@@ -114,6 +116,7 @@ class Backward:
     has_sentinel: bool
     saving: tuple[SavingNodes, ...]
     changes: tuple[MemoryWrite, ...]
+    inner: InnerValues
     reuses_memory: bool = False
     needed_positions: dict[VariantKey, tuple[int, ...] | None] = field(default_factory=dict)
     pending_positions: dict[frozenset[VariantKey], tuple[int, ...]] = field(default_factory=dict)
@@ -142,6 +145,7 @@ class Backward:
             has_sentinel=segment.has_sentinel,
             saving=segment.saving,
             changes=tuple(MemoryWrite.of(change, variants.full, segment) for change in segment.changes),
+            inner=InnerValues(functools.partial(higher_order.inner_values, number)),
             reuses_memory=reuses_memory,
         )
 
@@ -175,6 +179,11 @@ class Backward:
     @functools.cached_property
     def saves(self) -> bool:
         return bool(self.saved_slots)
+
+    @functools.cached_property
+    def may_have_stand_ins(self) -> bool:
+        """Whether gradients of inner values may arrive at the node: it tells them apart from zeros, and has no effect."""
+        return not (self.materialize or self.checks_or_writes or self.reuses_memory)
 
     # -- results
 

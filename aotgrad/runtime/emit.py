@@ -13,6 +13,7 @@ def call(args):
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,8 +23,9 @@ import torch
 
 from aotgrad import native, torch_compat
 from aotgrad.ir import BackwardSegment, BoxedCallable, Compiled
-from aotgrad.runtime.autograd import SENTINEL, CallDetails, History, stand_in
+from aotgrad.runtime.autograd import SENTINEL, CallDetails, History, Segment, stand_in
 from aotgrad.runtime.backward import Backward
+from aotgrad.runtime.inner_values import attach_with_stand_ins
 from aotgrad.runtime.native_node import attach_function
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
 from aotgrad.runtime.reused_memory import ForwardInReusedMemory
@@ -78,8 +80,15 @@ def build(schedule: Schedule, source: str, compiled: Compiled, backwards: Sequen
         **{step.backward: backward for step, backward in nodes},
         **objects_of(schedule),
     }
+    for backward in backwards:
+        backward.inner.redirect = functools.partial(make_stand_ins, namespace)
     exec(compile(source, f"<aotgrad plan {compiled.backend}>", "exec"), namespace)
     return namespace["call"]
+
+
+def make_stand_ins(namespace: dict[str, Any]) -> None:
+    """Let the function of a namespace make stand-ins for inner values."""
+    namespace["attach"] = attach_with_stand_ins(torch_compat.plain_apply(Segment), namespace["attach"])
 
 
 def forward_of(schedule: Schedule, compiled: Compiled) -> BoxedCallable:

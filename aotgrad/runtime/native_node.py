@@ -48,7 +48,7 @@ def nodes_fit() -> bool:
 def class_of_nodes(backward: Backward) -> type:
     """The class of the nodes of one segment."""
     parent: Any = torch_compat.node_class(Segment)
-    attributes = {"backward": backward, "__module__": parent.__module__}
+    attributes = {"backward": backward, "in_python": parent.apply, "__module__": parent.__module__}
     if not backward.checks_or_writes:
         attributes["apply"] = usual_apply(backward, parent.apply)
     return type(parent.__name__, (parent,), attributes)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -80,6 +81,45 @@ def check_version(tensor: torch.Tensor, version: int | None) -> None:
 Gradients = Sequence[torch.Tensor | None]
 
 
+@dataclass(frozen=True)
+class InnerValue:
+    """The type of an inner value; see `inner_values.py`.
+
+    `size` may be symbolic. `symbols` says where to find each symbol in a call: a number, or a dimension of an input.
+    """
+
+    size: tuple[Any, ...]
+    dtype: torch.dtype
+    device: torch.device
+    symbols: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def stand_in(self, primals: Sequence[Any]) -> torch.Tensor:
+        """A tensor with the memory of one element, whose gradient has this type."""
+        size = self.size_in(primals) if self.symbols else self.size
+        return torch.empty_strided(size, (0,) * len(size), dtype=self.dtype, device=self.device)
+
+    def size_in(self, primals: Sequence[Any]) -> Sequence[int]:
+        """The size in a call with these inputs."""
+        numbers = {name: primals[k] if dim is None else primals[k].size(dim) for name, (k, dim) in self.symbols.items()}
+        return eval(torch_compat.compiled_text(self.size_text), {**torch_compat.text_namespace(), **numbers})
+
+    @functools.cached_property
+    def size_text(self) -> str:
+        texts = (torch_compat.symbolic_text(n)[0] if torch_compat.has_symbols(n) else repr(n) for n in self.size)
+        return f"({''.join(f'{text}, ' for text in texts)})"
+
+
+@dataclass(frozen=True)
+class InnerGradients:
+    """The stand-ins for inner values of a call, and the gradients that have arrived at them; empty if there are none."""
+
+    stand_ins: tuple[torch.Tensor, ...] = ()
+    tangents: Gradients = ()
+
+
+NO_INNER_GRADIENTS = InnerGradients()
+
+
 class HigherOrder(Protocol):
     """Computes gradients where the compiled backward is not enough; compiles what it needs at the first use."""
 
@@ -90,12 +130,17 @@ class HigherOrder(Protocol):
         saved: Mapping[Saved, torch.Tensor | None],
         tangents: Gradients,
         wanted: Sequence[bool],
+        inner: InnerGradients = NO_INNER_GRADIENTS,
     ) -> Gradients:
-        """Differentiable gradients; `None` for those that are unwanted or undefined.
+        """Gradients; `None` for those that are unwanted or undefined. They are differentiable if grad mode is on.
 
         Args:
             saved: what the forward saved; `None` for values that are not at hand, and that the first order does not need.
         """
+        ...
+
+    def inner_values(self, segment: int) -> Sequence[InnerValue]:
+        """The inner values through which gradients of gradients pass on to the node of a segment."""
         ...
 
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:

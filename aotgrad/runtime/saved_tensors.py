@@ -62,7 +62,7 @@ def unpack(ctx: Any, key: VariantKey) -> Sequence[torch.Tensor | None]:
         return ()
     needed = ctx.backward.saved_needed(key)
     if needed is None and ctx.kept is None:
-        return ctx.saved_tensors
+        return ctx.saved_tensors[: -ctx.stand_ins] if ctx.stand_ins else ctx.saved_tensors
     values: list[torch.Tensor | None] = [None] * len(ctx.backward.saved_slots)
     positions = range(len(values)) if needed is None else needed
     found = torch_compat.some_saved_tensors(ctx, positions) if ctx.kept is None else kept_tensors(ctx.kept, positions)

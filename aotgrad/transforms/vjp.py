@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -25,6 +26,7 @@ from aotgrad import native, torch_compat
 from aotgrad.capture import gradient_aliases, repeats
 from aotgrad.errors import HigherOrderError, UnsupportedOutputError
 from aotgrad.graph import op_table
+from aotgrad.graph.symbols import bound_symbol
 from aotgrad.ir import (
     AliasOfIntermediate,
     BackwardSegment,
@@ -43,7 +45,7 @@ from aotgrad.joint.segments import CutBackward, ExternalView, Segmentation, find
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.runtime.recomputation import Gradients, Recomputation
+from aotgrad.runtime.recomputation import NO_INNER_GRADIENTS, Gradients, InnerGradients, InnerValue, Recomputation
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -65,6 +67,7 @@ from aotgrad.subclasses.passages import gradient_of_parts
 from aotgrad.torch_compat import OpSettings
 from aotgrad.transforms.derived import DerivedFunction
 from aotgrad.transforms.effects import EffectSuppression
+from aotgrad.transforms.inner_values import inner_tensors
 from aotgrad.transforms.plans import DerivedPlans, PlannedCall
 from aotgrad.transforms.vmap import CompiledBatches
 
@@ -247,7 +250,11 @@ class CapturedFunction:
         return any(map(torch_compat.has_symbols, inputs))
 
     def symbolic_sizes(
-        self, tangents: Sequence[Tangent], results: Sequence[ForwardResult | ReturnedView], saved: Sequence[Saved]
+        self,
+        tangents: Sequence[Tangent],
+        inner: InnerUse,
+        results: Sequence[ForwardResult | ReturnedView],
+        saved: Sequence[Saved],
     ) -> dict[int, frozenset[int]] | None:
         """The sizes that a vjp does not depend on, by position among its tensors; `None` if it depends on all."""
         if not self.is_symbolic:
@@ -255,9 +262,50 @@ class CapturedFunction:
         signature, placeholders = self.joint.signature, self.joint.module.graph.find_nodes(op="placeholder")
         fakes = [self.capture.fake(index) for index in self.tensor_inputs]
         fakes += [placeholders[signature.input_position(tangent)].meta["val"] for tangent in tangents]
+        fakes += [torch_compat.from_functional(self.inner[k]) for k in inner.defined]
         fakes += [torch_compat.from_functional(self.capture.outputs[result.index]) for result in results]
+        fakes += map(torch_compat.from_functional, self.inner[: inner.stand_ins])
         fakes += [self.joint_values[slot.name] for slot in saved]
         return {k: torch_compat.symbolic_dims(fake) for k, fake in enumerate(fakes)}
+
+    @functools.cached_property
+    def inner(self) -> list[torch.Tensor]:
+        """The live inner values of the trace through which gradients of gradients pass; see `inner_values.py`."""
+        if not self.is_one_piece:
+            return []
+        before = (state.grad_fn for state in self.capture.before if state is not None)
+        return inner_tensors([root_of(self.meta, slot, self.capture.outputs) for slot in self.results], {*before} - {None})
+
+    @property
+    def is_one_piece(self) -> bool:
+        """Whether the function has one autograd node and changes nothing: a second run of it is the same again."""
+        changes = any(info is not None and info.version_bumps + info.mutation.data for info in self.meta.inputs)
+        others = self.views or self.wrappers or self.capture.joins or self.joint.memory or self.failures or self.has_effects
+        return len(self.segments) == 1 and not (changes or others or self.capture.nodes_with_hooks)
+
+    @functools.cached_property
+    def inner_values(self) -> tuple[InnerValue, ...]:
+        """The types of `inner`; none if a call cannot tell their sizes."""
+        found, places = [], self.places_of_symbols
+        for tensor in self.inner:
+            value = torch_compat.from_functional(tensor)
+            symbolic = filter(torch_compat.has_symbols, value.size())
+            symbols = {name for number in symbolic for name in torch_compat.symbolic_text(number)[1]}
+            if not symbols <= places.keys():
+                return ()
+            places_here = {name: places[name] for name in symbols}
+            found.append(InnerValue(tuple(value.size()), value.dtype, value.device, places_here))
+        return tuple(found)
+
+    @property
+    def places_of_symbols(self) -> dict[str, tuple[int, int | None]]:
+        """Where a call finds each symbol: an input that is a number, or a dimension of an input."""
+        found: dict[str, tuple[int, int | None]] = {}
+        for index, spec in enumerate(self.capture.inputs):
+            sizes = [(spec.value, None)] if isinstance(spec, SymInput) else list(zip(spec.fake.size(), itertools.count()))
+            symbols = ((bound_symbol(size), dim) for size, dim in sizes)
+            found.update({str(symbol): (index, dim) for symbol, dim in symbols if symbol is not None})
+        return found
 
     def reusable(self, saved: Collection[Saved]) -> tuple[Saved, ...]:
         """The saved values that are no inputs, and that the joint graph computes."""
@@ -338,6 +386,9 @@ class CompiledVjp:
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
         return self.batches(half, values)
 
+    def inner_values(self, segment: int) -> Sequence[InnerValue]:
+        return self.function.inner_values
+
     def __call__(
         self,
         segment: int,
@@ -345,17 +396,19 @@ class CompiledVjp:
         saved: Mapping[Saved, torch.Tensor | None],
         tangents: Gradients,
         wanted: Sequence[bool],
+        inner: InnerGradients = NO_INNER_GRADIENTS,
     ) -> Gradients:
         defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
-        present = dict(call.present_results())
+        use = InnerUse.of(inner)
+        present = {} if use.is_last else dict(call.present_results())
         settings = torch_compat.OpSettings.now()
         absent = tuple(slot for slot, tensor in saved.items() if tensor is None)
-        key = (segment, defined, tuple(wanted), tuple(present), settings, absent)
+        key = (segment, defined, tuple(wanted), tuple(present), settings, use, absent)
         prepared = self.prepared.get(key)
         if prepared is None:
             prepared = self.prepared[key] = self.prepare(*key[:-1], [slot for slot in saved if slot not in absent])
-        others = [*(tangents[k] for k in defined), *present.values()]
-        others += map(without_history, map(saved.__getitem__, prepared.saved))
+        others = [*(tangents[k] for k in defined), *(inner.tangents[k] for k in use.defined), *present.values()]
+        others += [*inner.stand_ins, *map(without_history, map(saved.__getitem__, prepared.saved))]
         is_repeated = settings == self.function.settings and call.random_state is None
         with contextlib.nullcontext() if is_repeated else self.settings_of(call):
             are_unchanged = not self.function.changed_later and call.inputs_are_unchanged(self.versions_of)
@@ -414,6 +467,7 @@ class CompiledVjp:
         wanted: tuple[bool, ...],
         present: tuple[int, ...],
         settings: OpSettings,
+        inner: InnerUse,
         saved: Sequence[Saved],
     ) -> PreparedVjp:
         """What calls have in common that differentiate a segment in one way; see `SegmentVjp`.
@@ -427,11 +481,33 @@ class CompiledVjp:
         results = tuple(self.function.returned[position] for position in present)
         slots = self.function.reusable(saved)
         names = tuple(slot.name for slot in slots)
-        vjp = SegmentVjp(self.function, segment, defined, wanted, results, names, settings)
-        others = len(self.function.tensor_inputs) + len(defined) + len(present)
+        vjp = SegmentVjp(self.function, segment, defined, wanted, results, names, settings, inner)
+        others = len(self.function.tensor_inputs) + len(defined) + len(present) + len(inner.defined) + inner.stand_ins
         tangents = [self.function.segments[segment].tangents[k] for k in defined]
-        sizes = self.function.symbolic_sizes(tangents, results, slots)
+        sizes = self.function.symbolic_sizes(tangents, inner, results, slots)
         return PreparedVjp(vjp, slots, self.function.known_values(names, others), sizes)
+
+
+@dataclass(frozen=True)
+class InnerUse:
+    """What a vjp does with inner values.
+
+    `defined` are those that a gradient has arrived at. `stand_ins` is the number of stand-ins that it takes. It is `last` if
+    its gradients are not differentiable.
+    """
+
+    defined: tuple[int, ...]
+    stand_ins: int
+    is_last: bool
+
+    @classmethod
+    def of(cls, inner: InnerGradients) -> InnerUse:
+        defined = tuple(k for k, tangent in enumerate(inner.tangents) if tangent is not None)
+        return cls(defined, len(inner.stand_ins), not torch.is_grad_enabled())
+
+    @property
+    def any(self) -> bool:
+        return bool(self.defined or self.stand_ins)
 
 
 @dataclass(frozen=True)
@@ -479,13 +555,15 @@ def compiled_vjp(stages: Stages) -> Executable:
 class SegmentVjp(DerivedFunction):
     """The gradients that one segment of a function's backward passes on: runs the function, then differentiates it.
 
-    Takes the inputs of the function, the tangents `defined` of the segment, then `results` and `saved`.
+    Takes the inputs of the function, the tangents `defined` of the segment, those of inner values, `results`, stand-ins for
+    inner values, and `saved`.
 
     Attributes:
         wanted: which gradients are computed.
         results: those that the caller has: they are arguments, since they may get gradients.
         saved: the names of values that the first order saved.
         settings: those around the backward; the function runs with those that were around the call.
+        inner: what it does with inner values.
     """
 
     function: CapturedFunction
@@ -495,11 +573,12 @@ class SegmentVjp(DerivedFunction):
     results: tuple[ForwardResult | ReturnedView, ...]
     saved: tuple[str, ...]
     settings: OpSettings
+    inner: InnerUse
     is_derivative = True
 
     @functools.cached_property
     def key(self) -> tuple:
-        return (self.segment, self.defined, self.wanted, self.results, self.saved, self.settings)
+        return (self.segment, self.defined, self.wanted, self.results, self.saved, self.settings, self.inner)
 
     def check(self, stages: Stages) -> None:
         """Raises HigherOrderError if the vjp would read the old value of an input that the function changed."""
@@ -508,23 +587,28 @@ class SegmentVjp(DerivedFunction):
 
     def __call__(self, *arguments: Any) -> list[torch.Tensor | None]:
         count = len(self.function.capture.inputs)
-        primals, others = list(arguments[:count]), arguments[count:]
-        tangents, results = others[: len(self.defined)], others[len(self.defined) :]
+        primals, others = list(arguments[:count]), iter(arguments[count:])
+        tangents, arrived = take(others, len(self.defined)), take(others, len(self.inner.defined))
+        results, stand_ins = take(others, len(self.results)), take(others, self.inner.stand_ins)
         if not torch_compat.any_functional(primals):
             primals = [torch.ops.aten.alias(primal) if isinstance(primal, torch.Tensor) else primal for primal in primals]
         with torch.enable_grad():
-            inputs = self.protected(primals)
+            inputs = self.leaves(primals) if self.inner.is_last else self.protected(primals)
             entries = [entry_of(value) for value in inputs]
             with gradient_aliases.collected() as joined, self.rerun(primals), torch_compat.plain_checkpoints():
                 outputs = self.function.call(*inputs)
             with torch_compat.unobserved():
                 forget_hooks([*inputs, *(t for t in outputs if isinstance(t, torch.Tensor) and t._base is not None)])
-                roots = {slot: self.root(slot, outputs) for slot in (*self.function.results, *self.function.views)}
-            for slot, result in zip(self.results, results, strict=False):
+                slots = (*self.function.results, *self.function.views)
+                roots = {slot: root_of(self.function.meta, slot, outputs) for slot in slots}
+                inner = self.inner_roots(roots, entries)
+            for slot, result in zip(self.results, results, strict=True):
                 gradient_aliases.declare(result, roots[slot])
+            for stand_in, value in zip(stand_ins, inner, strict=False):
+                gradient_aliases.declare(stand_in, value)
             with self.settings.active():
                 graph = RerunGraph(self.function, roots, entries, gradient_aliases.positions(joined, inputs))
-                return self.gradients(graph, tangents)
+                return self.gradients(graph, tangents, [inner[k] for k in self.inner.defined], arrived)
 
     def rerun(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
         """Open while the original function runs a second time, without effects."""
@@ -540,30 +624,67 @@ class SegmentVjp(DerivedFunction):
         changed = {k for k, info in infos if info is not None and (info.version_bumps or info.mutation.data)}
         return [primal.clone() if index in changed else primal for index, primal in enumerate(primals)]
 
-    def root(self, slot: ForwardResult | ReturnedView, outputs: Sequence[Any]) -> torch.Tensor:
-        """The tensor that a tangent belongs to, or a view."""
-        match slot:
-            case UserOutput(index) | ReturnedView(index):
-                return outputs[index]
-            case IntermediateBase(index):
-                infos = enumerate(self.function.meta.outputs)
-                members = [outputs[k] for k, info in infos if isinstance(info, AliasOfIntermediate) and info.base == index]
-                bases = [member._base for member in members if member._base is not None]  # integers of it have none
-                return next((base for base in bases if base.requires_grad), bases[0])  # a detached view has another one
-        raise AssertionError(slot)
+    def leaves(self, primals: Sequence[Any]) -> list[Any]:
+        """The inputs without their history."""
+        with_grad = {k for k in range(len(primals)) if self.function.requires_grad(k)}
+        return [primal.detach().requires_grad_() if k in with_grad else primal for k, primal in enumerate(primals)]
 
-    def gradients(self, graph: RerunGraph, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-        """The gradients that the segment passes on, `None` where they are not wanted."""
+    def inner_roots(self, roots: Mapping[Any, torch.Tensor], entries: Sequence[GradientEntry]) -> list[torch.Tensor]:
+        """The inner values of this run.
+
+        Raises:
+            HigherOrderError: the first trace has others.
+        """
+        if not self.inner.any:
+            return []
+        with_grad = (entry for k, entry in enumerate(entries) if self.function.requires_grad(k))
+        found = inner_tensors([roots[slot] for slot in self.function.results], {edge_of_entry(each)[0] for each in with_grad})
+        if [tensor.dim() for tensor in found] != [tensor.dim() for tensor in self.function.inner]:
+            raise HigherOrderError("the function computes other values than when it was first traced")
+        return found
+
+    def gradients(
+        self,
+        graph: RerunGraph,
+        tangents: Sequence[torch.Tensor],
+        inner: Sequence[torch.Tensor],
+        arrived: Sequence[torch.Tensor],
+    ) -> list[torch.Tensor | None]:
+        """The gradients that the segment passes on, `None` where they are not wanted.
+
+        Args:
+            inner: the inner values that the gradients `arrived` belong to.
+        """
         segment = self.function.segments[self.segment]
         slots = [segment.tangents[k].of for k in self.defined]
         wanted = [gradient for gradient, is_wanted in zip(segment.gradients, self.wanted, strict=True) if is_wanted]
         is_one = len(self.function.segments) == 1
         if is_one and not graph.joined and not self.function.views:
-            found = graph.gradients_of_inputs(slots, wanted, tangents)
+            roots = [*(graph.roots[slot] for slot in slots), *inner]
+            found = graph.gradients_of_inputs(roots, wanted, [*tangents, *arrived], not self.inner.is_last)
         else:
             found = graph.gradients_of_segment(slots, {gradient.of for gradient in segment.gradients}, tangents)
             found = {replace(gradient, segment=None): value for gradient, value in found.items()} if is_one else found
         return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
+
+
+def take(values: Iterator[Any], count: int) -> list[Any]:
+    """The next `count` values."""
+    return list(itertools.islice(values, count))
+
+
+def root_of(meta: ViewAndMutationMeta, slot: ForwardResult | ReturnedView, outputs: Sequence[Any]) -> torch.Tensor:
+    """The tensor that a tangent belongs to, or a view."""
+    match slot:
+        case UserOutput(index) | ReturnedView(index):
+            return outputs[index]
+        case IntermediateBase(index):
+            members = [
+                outputs[k] for k, info in enumerate(meta.outputs) if isinstance(info, AliasOfIntermediate) and info.base == index
+            ]
+            bases = [member._base for member in members if member._base is not None]  # integers of it have none
+            return next((base for base in bases if base.requires_grad), bases[0])  # a detached view has another one
+    raise AssertionError(slot)
 
 
 def computed_from(node: fx.Node) -> set[fx.Node]:
@@ -619,13 +740,19 @@ class RerunGraph:
     entries: Sequence[GradientEntry]
     joined: Sequence[tuple[int, torch.Tensor]]
 
-    def gradients_of_inputs(self, slots: Sequence[Any], wanted: Sequence[Any], tangents: Sequence[torch.Tensor]) -> Found:
-        """The gradients of wanted inputs, in a backward of one segment, for tangents of the results `slots`."""
-        roots, leaves = [self.roots[slot] for slot in slots], [self.entries[gradient.of.index] for gradient in wanted]
+    def gradients_of_inputs(
+        self,
+        roots: Sequence[torch.Tensor],
+        wanted: Sequence[Any],
+        tangents: Sequence[torch.Tensor],
+        create_graph: bool,
+    ) -> Found:
+        """The gradients of wanted inputs, in a backward of one segment, for tangents of `roots`."""
+        leaves = [self.entries[gradient.of.index] for gradient in wanted]
         if not leaves:
             return {}
         with differentiated_as_in_eager(roots):
-            found = torch.autograd.grad(roots, leaves, tangents, create_graph=True, allow_unused=True)
+            found = torch.autograd.grad(roots, leaves, tangents, create_graph=create_graph, allow_unused=True)
         return dict(zip(wanted, found, strict=True))
 
     def gradients_of_segment(

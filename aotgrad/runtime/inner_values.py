@@ -1,0 +1,68 @@
+"""Inner values of a call through which gradients of gradients pass on to its node.
+
+    y = tanh(tanh(x @ a) @ b);  g = grad(y.sum(), x, create_graph=True);  (y + g).sum().backward()
+
+Both `y` and `g` depend on the first `tanh`. As in eager, what `g` passes on to it should be added to what arrives from `y`
+before the sum passes through `x @ a`. So the node of `y` has one more output for each such value: a stand-in without
+memory, which the derivative takes as an argument. Its gradient arrives at the node together with that of `y`.
+
+Stand-ins cost a call some microseconds. A plan makes them from the first backward on in which a derivative has been made of
+a call, and a gradient of the call itself arrives, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from aotgrad import torch_compat
+from aotgrad.runtime.recomputation import InnerValue, Recomputation
+
+
+@dataclass
+class InnerValues:
+    """The inner values of a segment.
+
+    Attributes:
+        find: finds them; there are none where gradients of gradients keep apart from the node.
+        is_watched: whether a derivative has been made of a call.
+        found: the values; `None` as long as no call makes stand-ins.
+        redirect: lets later calls make them; set with the function that makes the nodes.
+    """
+
+    find: Callable[[], Sequence[InnerValue]]
+    is_watched: bool = False
+    found: Sequence[InnerValue] | None = None
+    redirect: Callable[[], None] = field(default=lambda: None)
+
+    def open(self) -> None:
+        """Let later calls make stand-ins."""
+        if self.found is None:
+            self.found, self.is_watched = self.find(), False
+            if self.found:
+                self.redirect()
+
+    def stand_ins(self, call: Recomputation) -> tuple[torch.Tensor, ...]:
+        """New stand-ins for a call."""
+        if not self.found or torch_compat.has_saved_tensor_hooks():  # hooks see what the function saves, and nothing else
+            return ()
+        return tuple(value.stand_in(call.primals) for value in self.found)
+
+
+def attach_with_stand_ins(apply: Callable, attach: Callable) -> Callable:
+    """`attach`, for nodes with stand-ins. `apply` makes a node in Python."""
+
+    def attach_all(backward: Any, outputs: tuple, saved: tuple, call: Recomputation, *others: Any) -> tuple:
+        stand_ins = backward.inner.stand_ins(call)
+        if not stand_ins:
+            return attach(backward, outputs, saved, call, *others)
+        results = apply(backward, (*outputs, *stand_ins), (*saved, *stand_ins), call, *others)
+        if (node := results[-1].grad_fn) is not None:
+            node.stand_ins = len(stand_ins)
+        return results[: len(outputs)]
+
+    return attach_all
