@@ -18,7 +18,16 @@ from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout
 from aotgrad.runtime.inlined import InlinedBackward
 from aotgrad.runtime.recomputation import Gradients, InnerGradients, Recomputation, check_version
 from aotgrad.runtime.reused_memory import OF_THREAD, keep_gradients
-from aotgrad.runtime.saved_tensors import KeptTensor, release, release_all, saved_by_slot, unpack, unpack_and_release, unpack_unchanged
+from aotgrad.runtime.saved_tensors import (
+    KeptTensor,
+    keep_all,
+    release,
+    release_all,
+    saved_by_slot,
+    unpack,
+    unpack_and_release,
+    unpack_unchanged,
+)
 from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import Saved
 
@@ -117,7 +126,7 @@ def run_variant(
         with torch.enable_grad():
             inner = InnerGradients(stand_ins_of(ctx))
             gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients, inner)
-        watch(ctx)
+        watch_derivative(ctx)
         release(ctx, key)
         return (*backward.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
     if (
@@ -140,10 +149,7 @@ def run_variant(
 def run_with_inner_gradients(
     ctx: Any, key: VariantKey, tangents: Gradients, arrived: Gradients
 ) -> tuple[torch.Tensor | None, ...]:
-    """The gradients of a node, for gradients of its results and of inner values.
-
-    What the node has saved is not freed if only inner values have gradients: the engine may still run it for its results.
-    """
+    """The gradients of a node, for gradients of inner values, and of its results if there are any."""
     backward: Backward = ctx.backward
     call = recomputation_of(ctx)
     found = unpack_unchanged(ctx, range(len(backward.saved_slots)))
@@ -152,6 +158,8 @@ def run_with_inner_gradients(
     gradients = backward.higher_order(call, saved, tangents, key.gradients, inner)
     if any(key.tangents):
         release(ctx, key)
+    else:
+        keep_all(ctx)
     return (*backward.no_gradients, *gradients)
 
 
@@ -166,7 +174,7 @@ def stand_ins_of(ctx: Any) -> tuple[torch.Tensor, ...]:
         return ()
 
 
-def watch(ctx: Any) -> None:
+def watch_derivative(ctx: Any) -> None:
     """Note that a derivative was made of a call, so that a later backward of its node tells; see `inner_values.py`."""
     inner = ctx.backward.inner
     if inner.found is None and ctx.backward.may_have_stand_ins:

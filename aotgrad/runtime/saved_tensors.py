@@ -118,6 +118,13 @@ def release_all(ctx: Any) -> None:
         ctx.recomputation = None
 
 
+def keep_all(ctx: Any) -> None:
+    """Keep what the node saved after a backward of inner values alone: in eager, its last ops have not run, and may yet."""
+    if torch_compat.graph_is_retained() or torch_compat.recorded_node(ctx) is not None or ctx.kept is not None:
+        return
+    ctx.kept = KeptTensor.all_of(ctx, range(len(ctx.backward.saved_slots)))
+
+
 @dataclass(frozen=True)
 class KeptTensor:
     """A saved tensor that the engine does not hold, or that more tensors guard than itself.

@@ -19,12 +19,11 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.joint.segments import Edge
 
-Edge = tuple[Any, int]
 
-
-def inner_tensors(roots: Iterable[torch.Tensor], ends: Collection[Any]) -> list[torch.Tensor]:
-    """The inner values of a function.
+def find_inner_values(roots: Iterable[torch.Tensor], ends: Collection[Any]) -> list[torch.Tensor]:
+    """The inner values of a function; none where saved-tensor hooks, such as a checkpoint's, hide what was saved.
 
     Args:
         roots: its results.
@@ -32,12 +31,14 @@ def inner_tensors(roots: Iterable[torch.Tensor], ends: Collection[Any]) -> list[
     """
     entered = {torch_compat.gradient_edge(root) for root in roots if root.requires_grad}
     nodes = inputs_first([node for node, _ in entered], ends)
+    if any(map(torch_compat.saves_packed_values, nodes)):
+        return []
     saved = saved_inside(nodes)
     costly: dict[Any, bool] = {}
     found: dict[Edge, torch.Tensor] = {}
     for node in nodes:
         edges = [(behind, number) for behind, number in node.next_functions if (behind, number) not in found]
-        costly[node] = is_product(node) or any(costly.get(behind, False) for behind, _ in edges)
+        costly[node] = multiplies_matrices(node) or any(costly.get(behind, False) for behind, _ in edges)
         own = (edge for edge in saved.get(node, {}) if costly[node] and edge not in entered)
         found.update({edge: saved[node][edge] for edge in own})
     return list(found.values())
@@ -75,6 +76,6 @@ def saved_inside(nodes: Collection[Any]) -> Mapping[Any, Mapping[Edge, torch.Ten
     return found
 
 
-def is_product(node: Any) -> bool:
+def multiplies_matrices(node: Any) -> bool:
     """Whether an autograd node multiplies matrices."""
     return node.name().rstrip("0123456789") in op_table.PRODUCT_NODES

@@ -67,7 +67,7 @@ from aotgrad.subclasses.passages import gradient_of_parts
 from aotgrad.torch_compat import OpSettings
 from aotgrad.transforms.derived import DerivedFunction
 from aotgrad.transforms.effects import EffectSuppression
-from aotgrad.transforms.inner_values import inner_tensors
+from aotgrad.transforms.inner_values import find_inner_values
 from aotgrad.transforms.plans import DerivedPlans, PlannedCall
 from aotgrad.transforms.vmap import CompiledBatches
 
@@ -273,8 +273,9 @@ class CapturedFunction:
         """The live inner values of the trace through which gradients of gradients pass; see `inner_values.py`."""
         if not self.is_one_piece:
             return []
-        before = (state.grad_fn for state in self.capture.before if state is not None)
-        return inner_tensors([root_of(self.meta, slot, self.capture.outputs) for slot in self.results], {*before} - {None})
+        starts = {state.grad_fn for state in self.capture.before if state is not None}
+        roots = [root_of_tangent(self.meta, slot, self.capture.outputs) for slot in self.results]
+        return find_inner_values(roots, starts - {None})
 
     @property
     def is_one_piece(self) -> bool:
@@ -600,7 +601,7 @@ class SegmentVjp(DerivedFunction):
             with torch_compat.unobserved():
                 forget_hooks([*inputs, *(t for t in outputs if isinstance(t, torch.Tensor) and t._base is not None)])
                 slots = (*self.function.results, *self.function.views)
-                roots = {slot: root_of(self.function.meta, slot, outputs) for slot in slots}
+                roots = {slot: root_of_tangent(self.function.meta, slot, outputs) for slot in slots}
                 inner = self.inner_roots(roots, entries)
             for slot, result in zip(self.results, results, strict=True):
                 gradient_aliases.declare(result, roots[slot])
@@ -630,18 +631,21 @@ class SegmentVjp(DerivedFunction):
         return [primal.detach().requires_grad_() if k in with_grad else primal for k, primal in enumerate(primals)]
 
     def inner_roots(self, roots: Mapping[Any, torch.Tensor], entries: Sequence[GradientEntry]) -> list[torch.Tensor]:
-        """The inner values of this run.
+        """The inner values of this run; none if the first trace has others: then no gradients pass through them.
 
         Raises:
-            HigherOrderError: the first trace has others.
+            HigherOrderError: gradients have passed through them.
         """
         if not self.inner.any:
             return []
         with_grad = (entry for k, entry in enumerate(entries) if self.function.requires_grad(k))
-        found = inner_tensors([roots[slot] for slot in self.function.results], {edge_of_entry(each)[0] for each in with_grad})
-        if [tensor.dim() for tensor in found] != [tensor.dim() for tensor in self.function.inner]:
-            raise HigherOrderError("the function computes other values than when it was first traced")
-        return found
+        results = [roots[slot] for slot in self.function.results]
+        found = find_inner_values(results, {edge_of_entry(each)[0] for each in with_grad})
+        if [tensor.dim() for tensor in found] == [tensor.dim() for tensor in self.function.inner]:
+            return found
+        if self.inner.defined:
+            raise HigherOrderError("create_graph=True, and the function computes other values than when it was first traced")
+        return []
 
     def gradients(
         self,
@@ -656,11 +660,11 @@ class SegmentVjp(DerivedFunction):
             inner: the inner values that the gradients `arrived` belong to.
         """
         segment = self.function.segments[self.segment]
-        slots = [segment.tangents[k].of for k in self.defined]
+        slots: list[Any] = [segment.tangents[k].of for k in self.defined]
         wanted = [gradient for gradient, is_wanted in zip(segment.gradients, self.wanted, strict=True) if is_wanted]
         is_one = len(self.function.segments) == 1
         if is_one and not graph.joined and not self.function.views:
-            roots = [*(graph.roots[slot] for slot in slots), *inner]
+            roots: list[torch.Tensor] = [*(graph.roots[slot] for slot in slots), *inner]
             found = graph.gradients_of_inputs(roots, wanted, [*tangents, *arrived], not self.inner.is_last)
         else:
             found = graph.gradients_of_segment(slots, {gradient.of for gradient in segment.gradients}, tangents)
@@ -673,14 +677,16 @@ def take(values: Iterator[Any], count: int) -> list[Any]:
     return list(itertools.islice(values, count))
 
 
-def root_of(meta: ViewAndMutationMeta, slot: ForwardResult | ReturnedView, outputs: Sequence[Any]) -> torch.Tensor:
+def root_of_tangent(meta: ViewAndMutationMeta, slot: ForwardResult | ReturnedView, outputs: Sequence[Any]) -> torch.Tensor:
     """The tensor that a tangent belongs to, or a view."""
     match slot:
         case UserOutput(index) | ReturnedView(index):
             return outputs[index]
         case IntermediateBase(index):
             members = [
-                outputs[k] for k, info in enumerate(meta.outputs) if isinstance(info, AliasOfIntermediate) and info.base == index
+                outputs[k]
+                for k, info in enumerate(meta.outputs)
+                if isinstance(info, AliasOfIntermediate) and info.base == index
             ]
             bases = [member._base for member in members if member._base is not None]  # integers of it have none
             return next((base for base in bases if base.requires_grad), bases[0])  # a detached view has another one

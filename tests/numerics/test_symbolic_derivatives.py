@@ -146,7 +146,7 @@ def test_a_derivative_of_symbolic_size_runs_no_product_twice(make: Callable) -> 
     with record_stages() as stages:
         plans_made(layers, make(layers), step, (5, 7))
     forwards = [stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition"]
-    assert len(forwards) == 3 and [text.count("aten.tanh.default(") for text in forwards] == [2, 0, 0]
+    assert [text.count("aten.tanh.default(") for text in forwards] == [2, 0, 0, 0, 0]  # the last two pass inner gradients
     assert [text.count("aten.mm.default(") for text in forwards[:2]] == [3, 3]
 
 
