@@ -22,12 +22,15 @@ from aotgrad.graph import op_table
 from aotgrad.joint.segments import Edge
 
 
-def find_inner_values(roots: Iterable[torch.Tensor], ends: Collection[Any]) -> list[torch.Tensor]:
+def find_inner_values(
+    roots: Iterable[torch.Tensor], ends: Collection[Any], joined: Collection[Edge] = ()
+) -> list[torch.Tensor]:
     """The inner values of a function; none where saved-tensor hooks, such as a checkpoint's, hide what was saved.
 
     Args:
         roots: its results.
         ends: the autograd nodes at which the histories of its inputs start.
+        joined: the edges of values that the function also gets as inputs.
     """
     entered = {torch_compat.gradient_edge(root) for root in roots if root.requires_grad}
     nodes = inputs_first([node for node, _ in entered], ends)
@@ -37,9 +40,9 @@ def find_inner_values(roots: Iterable[torch.Tensor], ends: Collection[Any]) -> l
     costly: dict[Any, bool] = {}
     found: dict[Edge, torch.Tensor] = {}
     for node in nodes:
-        edges = [(behind, number) for behind, number in node.next_functions if (behind, number) not in found]
+        edges = (edge for edge in node.next_functions if edge not in found and edge not in joined)
         costly[node] = multiplies_matrices(node) or any(costly.get(behind, False) for behind, _ in edges)
-        own = (edge for edge in saved.get(node, {}) if costly[node] and edge not in entered)
+        own = (edge for edge in saved.get(node, {}) if costly[node] and edge not in entered and edge not in joined)
         found.update({edge: saved[node][edge] for edge in own})
     return list(found.values())
 

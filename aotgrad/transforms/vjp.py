@@ -41,7 +41,7 @@ from aotgrad.ir import (
 from aotgrad.joint.attribution import differentiated_as_in_eager
 from aotgrad.joint.backward import cut_into
 from aotgrad.joint.failures import failing_nodes, passed_over
-from aotgrad.joint.segments import CutBackward, ExternalView, Segmentation, find_segments, taken_apart
+from aotgrad.joint.segments import CutBackward, Edge, ExternalView, Segmentation, find_segments, taken_apart
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
@@ -275,13 +275,14 @@ class CapturedFunction:
             return []
         starts = {state.grad_fn for state in self.capture.before if state is not None}
         roots = [root_of_tangent(self.meta, slot, self.capture.outputs) for slot in self.results]
-        return find_inner_values(roots, starts - {None})
+        joined = {torch_compat.gradient_edge(computed) for _, computed in self.capture.joins}
+        return find_inner_values(roots, starts - {None}, joined)
 
     @property
     def is_one_piece(self) -> bool:
         """Whether the function has one autograd node and changes nothing: a second run of it is the same again."""
         changes = any(info is not None and info.version_bumps + info.mutation.data for info in self.meta.inputs)
-        others = self.views or self.wrappers or self.capture.joins or self.joint.memory or self.failures or self.has_effects
+        others = self.views or self.wrappers or self.joint.memory or self.failures or self.has_effects
         return len(self.segments) == 1 and not (changes or others or self.capture.nodes_with_hooks)
 
     @functools.cached_property
@@ -602,13 +603,14 @@ class SegmentVjp(DerivedFunction):
                 forget_hooks([*inputs, *(t for t in outputs if isinstance(t, torch.Tensor) and t._base is not None)])
                 slots = (*self.function.results, *self.function.views)
                 roots = {slot: root_of_tangent(self.function.meta, slot, outputs) for slot in slots}
-                inner = self.inner_roots(roots, entries)
+                joins = gradient_aliases.positions(joined, inputs)
+                inner = self.inner_roots(roots, entries, {torch_compat.gradient_edge(computed) for _, computed in joins})
             for slot, result in zip(self.results, results, strict=True):
                 gradient_aliases.declare(result, roots[slot])
             for stand_in, value in zip(stand_ins, inner, strict=False):
                 gradient_aliases.declare(stand_in, value)
             with self.settings.active():
-                graph = RerunGraph(self.function, roots, entries, gradient_aliases.positions(joined, inputs))
+                graph = RerunGraph(self.function, roots, entries, joins)
                 return self.gradients(graph, tangents, [inner[k] for k in self.inner.defined], arrived)
 
     def rerun(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
@@ -630,7 +632,9 @@ class SegmentVjp(DerivedFunction):
         with_grad = {k for k in range(len(primals)) if self.function.requires_grad(k)}
         return [primal.detach().requires_grad_() if k in with_grad else primal for k, primal in enumerate(primals)]
 
-    def inner_roots(self, roots: Mapping[Any, torch.Tensor], entries: Sequence[GradientEntry]) -> list[torch.Tensor]:
+    def inner_roots(
+        self, roots: Mapping[Any, torch.Tensor], entries: Sequence[GradientEntry], joined: Collection[Edge]
+    ) -> list[torch.Tensor]:
         """The inner values of this run; none if the first trace has others: then no gradients pass through them.
 
         Raises:
@@ -640,7 +644,7 @@ class SegmentVjp(DerivedFunction):
             return []
         with_grad = (entry for k, entry in enumerate(entries) if self.function.requires_grad(k))
         results = [roots[slot] for slot in self.function.results]
-        found = find_inner_values(results, {edge_of_entry(each)[0] for each in with_grad})
+        found = find_inner_values(results, {edge_of_entry(each)[0] for each in with_grad}, joined)
         if [tensor.dim() for tensor in found] == [tensor.dim() for tensor in self.function.inner]:
             return found
         if self.inner.defined:
@@ -667,7 +671,9 @@ class SegmentVjp(DerivedFunction):
             roots: list[torch.Tensor] = [*(graph.roots[slot] for slot in slots), *inner]
             found = graph.gradients_of_inputs(roots, wanted, [*tangents, *arrived], not self.inner.is_last)
         else:
-            found = graph.gradients_of_segment(slots, {gradient.of for gradient in segment.gradients}, tangents)
+            targets = {gradient.of for gradient in segment.gradients}
+            added = [(GradientEdge(*torch_compat.gradient_edge(value)), t) for value, t in zip(inner, arrived, strict=True)]
+            found = graph.gradients_of_segment(slots, targets, tangents, added, not self.inner.is_last)
             found = {replace(gradient, segment=None): value for gradient, value in found.items()} if is_one else found
         return [found.get(gradient) if gradient in wanted else None for gradient in segment.gradients]
 
@@ -762,9 +768,17 @@ class RerunGraph:
         return dict(zip(wanted, found, strict=True))
 
     def gradients_of_segment(
-        self, slots: Sequence[Any], leaving: Collection[GradientTarget], tangents: Sequence[torch.Tensor]
+        self,
+        slots: Sequence[Any],
+        leaving: Collection[GradientTarget],
+        tangents: Sequence[torch.Tensor],
+        added: Sequence[tuple[GradientEdge, torch.Tensor]],
+        create_graph: bool,
     ) -> Found:
         """The gradients that a segment passes on, for tangents of `slots`. Nothing behind the targets `leaving` runs.
+
+        Args:
+            added: edges inside, and their tangents.
 
         Raises:
             HigherOrderError: the function overwrote a value that its backward needs, and autograd does not show where.
@@ -773,14 +787,15 @@ class RerunGraph:
         segmentation = self.segmentation(edges)
         entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
         arriving = self.assembled_tangents(dict(zip(slots, tangents, strict=True)))
-        roots = [GradientEdge(*entries[place_of(slot)]) for slot in arriving]
+        pairs = [*((GradientEdge(*entries[place_of(slot)]), tangent) for slot, tangent in arriving.items()), *added]
         places = set(map(place_of, leaving))
         ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in places]
         if not ends:
             return {}
         results = self.roots.values()
         with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(results):
-            torch.autograd.grad(roots, ends, list(arriving.values()), create_graph=True, allow_unused=True)
+            roots, values = zip(*pairs, strict=True)
+            torch.autograd.grad(roots, ends, values, create_graph=create_graph, allow_unused=True)
         return cut_backward.terms()
 
     def assembled_tangents(self, tangents: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
