@@ -92,8 +92,8 @@ class Segment(torch.autograd.Function):
     @torch_compat.hide_from_dynamo
     def backward(ctx: Any, *tangents: torch.Tensor | None) -> tuple[Any, ...]:
         backward: Backward = ctx.backward
-        if ctx.is_differentiated and not torch.is_grad_enabled():
-            backward.inner.open()
+        if ctx.is_differentiated and ctx.recomputation is not None and not torch.is_grad_enabled():
+            backward.inner.open(ctx.recomputation)
         layouts = ctx.layouts or backward.layouts
         if ctx.stand_ins:
             own, arrived = tangents[: -ctx.stand_ins], tangents[-ctx.stand_ins :]
@@ -126,7 +126,8 @@ def run_variant(
         with torch.enable_grad():
             inner = InnerGradients(stand_ins_of(ctx))
             gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients, inner)
-        watch_derivative(ctx)
+        if backward.may_have_stand_ins:
+            backward.inner.watch(ctx)
         release(ctx, key)
         return (*backward.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
     if (
@@ -174,14 +175,6 @@ def stand_ins_of(ctx: Any) -> tuple[torch.Tensor, ...]:
         return ()
 
 
-def watch_derivative(ctx: Any) -> None:
-    """Note that a derivative was made of a call, so that a later backward of its node tells; see `inner_values.py`."""
-    inner = ctx.backward.inner
-    if inner.found is None and ctx.backward.may_have_stand_ins:
-        inner.is_watched = ctx.is_differentiated = True
-        type(ctx).apply = type(ctx).in_python  # that of C++ does not look
-
-
 def are_of_other_kinds(tangents: Sequence[torch.Tensor | None]) -> bool:
     """Whether a tangent is sparse or a wrapper subclass, whose ops a compiled graph does not run."""
     for tangent in tangents:
@@ -216,7 +209,6 @@ def run_whole(ctx: Any, backward: Backward, tangents: Sequence[Any], layouts: Se
 
 DEFAULTS: dict[str, Any] = {"sizes": (), "layouts": None, "memory": (), "watched": (), "ran": frozenset(), "kept": None}
 torch_compat.set_defaults(Segment, **DEFAULTS, of_dual_numbers=False, wanted=(), stand_ins=0, is_differentiated=False)
-torch_compat.set_defaults(Segment, in_python=torch_compat.node_class(Segment).apply)
 
 
 def mark_as_dual(result: torch.Tensor) -> None:

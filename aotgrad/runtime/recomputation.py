@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -92,6 +93,10 @@ class InnerValue:
     dtype: torch.dtype
     device: torch.device
     symbols: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+
+    def count(self, primals: Sequence[Any]) -> int:
+        """How many elements it has in a call with these inputs."""
+        return math.prod(self.size_in(primals) if self.symbols else self.size)
 
     def stand_in(self, primals: Sequence[Any]) -> torch.Tensor:
         """A tensor with the memory of one element, whose gradient has this type."""

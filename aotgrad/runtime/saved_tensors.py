@@ -30,7 +30,7 @@ def saved_by_slot(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor | None]
     """
     slots = ctx.backward.saved_slots
     if ctx.kept is None and (values := torch_compat.saved_tensors_without_hooks(ctx)) is not None:
-        return dict(zip(slots, values, strict=True))
+        return dict(zip(slots, values[: len(slots)], strict=True))  # stand-ins follow
     found = dict(enumerate(unpack(ctx, key) or (None,) * len(slots)))
     found |= unpack_unchanged(ctx, [position for position, tensor in found.items() if tensor is None])
     return {slot: found[position] for position, slot in enumerate(slots)}

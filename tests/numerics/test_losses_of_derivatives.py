@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from aotgrad.runtime import inner_values
 from aotgrad.runtime.autograd import is_segment
 
 from .against_eager import compiled
@@ -26,6 +27,11 @@ WAYS = {"nop": False, "dynamo": True}
 
 Inputs = list[Tensor]
 Step = Callable[[Callable, Inputs], Sequence[Tensor | None]]
+
+
+@pytest.fixture(autouse=True)
+def stand_ins_for_small_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inner_values, "MIN_ELEMENTS", 1)
 
 
 def products_in(step: Step, function: Callable, inputs: Inputs) -> int:
@@ -326,3 +332,23 @@ def test_a_backward_in_segments_has_none() -> None:
     for ours, eagers in pairs:
         torch.testing.assert_close(ours, eagers, rtol=1e-10, atol=1e-10)
     assert function(*leaves()).grad_fn.stand_ins == 0
+
+
+@pytest.mark.parametrize(("rows", "count"), [(5, 0), (20_000, 2)])
+def test_only_large_values_have_stand_ins(rows: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For small ones, they take longer than products."""
+    monkeypatch.undo()
+
+    def larger(function: Callable, inputs: Inputs) -> Sequence[Tensor | None]:
+        return value_and_derivative(function, [inputs[0].detach().repeat(rows // 5, 1).requires_grad_(), *inputs[1:]])
+
+    for way, dynamic in WAYS.items():
+        under_test = compiled(FUNCTIONS["tanh"], way, dynamic=dynamic)
+        node = under_test(*leaves()).grad_fn
+        before = vars(type(node)).get("apply")
+        warm(lambda function, inputs: larger(function, inputs), under_test)
+        node = under_test(leaves()[0].detach().repeat(rows // 5, 1).requires_grad_(), *leaves()[1:]).grad_fn
+        assert is_segment(node) and node.stand_ins == count
+        if not count:
+            assert vars(type(node)).get("apply") is before or dynamic
+        torch.testing.assert_close(larger(under_test, leaves()), larger(FUNCTIONS["tanh"], leaves()), rtol=1e-9, atol=1e-9)

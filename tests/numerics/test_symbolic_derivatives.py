@@ -146,7 +146,7 @@ def test_a_derivative_of_symbolic_size_runs_no_product_twice(make: Callable) -> 
     with record_stages() as stages:
         plans_made(layers, make(layers), step, (5, 7))
     forwards = [stage.text.partition("def backward")[0] for stage in stages if stage.name == "partition"]
-    assert [text.count("aten.tanh.default(") for text in forwards] == [2, 0, 0, 0, 0]  # the last two pass inner gradients
+    assert len(forwards) == 3 and [text.count("aten.tanh.default(") for text in forwards] == [2, 0, 0]
     assert [text.count("aten.mm.default(") for text in forwards[:2]] == [3, 3]
 
 
@@ -171,31 +171,26 @@ def test_a_random_mask_of_symbolic_size_is_that_of_the_forward() -> None:
             torch.testing.assert_close(found, wanted)
 
 
-def plans_joined(step: Step) -> int:
-    """The plans of the second call, if its loss depends on a result and on its derivative: their gradients are joined."""
-    return 2 if step is forces_in_the_loss else 0
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_one_plan_for_all_sizes_behind_dynamo(name: str) -> None:
     function, step, plans, _ = CASES[name]
-    assert plans_made(function, made_with_dynamo(function), step) == [plans, plans_joined(step), 0, 0, 0]
+    assert plans_made(function, made_with_dynamo(function), step) == [plans, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_plan_for_all_sizes(name: str) -> None:
     function, step, _, plans = CASES[name]
-    assert plans_made(function, made_without(function), step) == [plans, plans_joined(step), 0, 0, 0]
+    assert plans_made(function, made_without(function), step) == [plans, 0, 0, 0, 0]
 
 
 def test_sizes_one_and_zero_have_a_plan_of_their_own() -> None:
-    assert plans_made(energy, made_with_dynamo(energy), forces_in_the_loss, (5, 1, 0, 7, 1, 0, 5, 1, 0)) == [2] * 6 + [0] * 3
+    assert plans_made(energy, made_with_dynamo(energy), forces_in_the_loss, (5, 1, 0, 7, 1, 0)) == [2, 2, 2, 0, 0, 0]
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 def test_one_plan_for_all_sizes_through_inductor() -> None:
     compiled = made_with_dynamo(energy, "aotgrad")
-    assert plans_made(energy, compiled, forces_in_the_loss, (5, 7, 9)) == [2, 2, 0]
+    assert plans_made(energy, compiled, forces_in_the_loss, (5, 7, 9)) == [2, 0, 0]
 
 
 def test_one_plan_for_all_sizes_from_the_disk_cache(tmp_path, monkeypatch) -> None:
@@ -203,14 +198,14 @@ def test_one_plan_for_all_sizes_from_the_disk_cache(tmp_path, monkeypatch) -> No
     monkeypatch.setenv("AOTGRAD_VERIFY", "0")  # looking at the stages needs stages
     plans_made(energy, made_with_dynamo(energy, cache=True), forces_in_the_loss, (5, 7))
     before = aotgrad.counters["cache_hits"]
-    assert plans_made(energy, made_with_dynamo(energy, cache=True), forces_in_the_loss) == [1, 2, 0, 0, 0]
+    assert plans_made(energy, made_with_dynamo(energy, cache=True), forces_in_the_loss) == [1, 0, 0, 0, 0]
     assert aotgrad.counters["cache_hits"] == before + 1
 
 
 def test_automatic_sizes_have_two_plans_of_each_derivative() -> None:
     torch._dynamo.reset()
     compiled = torch.compile(energy, backend="aotgrad_eager", options={"cache": False})
-    assert plans_made(energy, compiled, forces_in_the_loss) == [2, 2, 2, 0, 0]
+    assert plans_made(energy, compiled, forces_in_the_loss) == [2, 2, 0, 0, 0]
 
 
 def test_numbers_that_change_share_the_plan() -> None:
