@@ -199,6 +199,9 @@ class FirstOrder:
             "a joint graph that was exported has no gradient of a gradient (create_graph=True); compile the function itself"
         )
 
+    def inner_values(self, _: int) -> tuple[()]:
+        return ()
+
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
         return self.batches(half, values)
 

@@ -126,6 +126,7 @@ SAFETY_NETS = (
     "a view of what was changed in place cannot be replayed",
     "would need zeros of a symbolic",
     "cannot be traced, because something outside of Python",
+    "and the function computes other values than when it was first traced",
 )
 """Refusals that no program is known to meet: parts of their messages."""
 
