@@ -195,26 +195,6 @@ REDUCTIONS = frozenset(
     }
 )
 
-PRODUCT_NODES = frozenset(
-    (
-        "AddbmmBackward",
-        "AddmmBackward",
-        "AddmvBackward",
-        "BaddbmmBackward",
-        "BmmBackward",
-        "ConvolutionBackward",
-        "ConvolutionOverrideableBackward",
-        "EfficientAttentionBackward",
-        "LinearBackward",
-        "MmBackward",
-        "MvBackward",
-        "ScaledDotProductEfficientAttentionBackward",
-        "ScaledDotProductFlashAttentionBackward",
-        "ScaledDotProductFlashAttentionForCpuBackward",
-    )
-)
-"""The autograd nodes, without their number, of products of matrices."""
-
 VIEW_METHODS = {
     "aten.as_strided.default": "as_strided",
     "aten.detach.default": "detach",

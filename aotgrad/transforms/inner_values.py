@@ -18,8 +18,27 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.graph import op_table
 from aotgrad.joint.segments import Edge
+
+PRODUCT_NODES = frozenset(
+    (
+        "AddbmmBackward",
+        "AddmmBackward",
+        "AddmvBackward",
+        "BaddbmmBackward",
+        "BmmBackward",
+        "ConvolutionBackward",
+        "ConvolutionOverrideableBackward",
+        "EfficientAttentionBackward",
+        "LinearBackward",
+        "MmBackward",
+        "MvBackward",
+        "ScaledDotProductEfficientAttentionBackward",
+        "ScaledDotProductFlashAttentionBackward",
+        "ScaledDotProductFlashAttentionForCpuBackward",
+    )
+)
+"""The autograd nodes, without their number, of products of matrices."""
 
 
 def find_inner_values(
@@ -32,7 +51,7 @@ def find_inner_values(
         ends: the autograd nodes at which the histories of its inputs start.
         joined: the edges of values that the function also gets as inputs.
     """
-    entered = {torch_compat.gradient_edge(root) for root in roots if root.requires_grad}
+    entered = {(root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None}
     nodes = inputs_first([node for node, _ in entered], ends)
     if any(map(torch_compat.saves_packed_values, nodes)):
         return []
@@ -74,11 +93,10 @@ def saved_inside(nodes: Collection[Any]) -> Mapping[Any, Mapping[Edge, torch.Ten
     found: dict[Any, dict[Edge, torch.Tensor]] = {}
     for tensor in itertools.chain.from_iterable(map(torch_compat.saved_tensors, nodes)):
         if tensor.requires_grad and tensor.grad_fn in inside:
-            edge = torch_compat.gradient_edge(tensor)
-            found.setdefault(edge[0], {}).setdefault(edge, tensor)
+            found.setdefault(tensor.grad_fn, {}).setdefault((tensor.grad_fn, tensor.output_nr), tensor)
     return found
 
 
 def multiplies_matrices(node: Any) -> bool:
     """Whether an autograd node multiplies matrices."""
-    return node.name().rstrip("0123456789") in op_table.PRODUCT_NODES
+    return node.name().rstrip("0123456789") in PRODUCT_NODES

@@ -20,6 +20,7 @@ from aotgrad.runtime import inner_values
 from aotgrad.runtime.autograd import is_segment
 
 from .against_eager import compiled
+from .test_custom_ops import sine as custom_sine
 
 PRODUCTS = {f"aten::{name}" for name in ("addmm", "baddbmm", "bmm", "convolution", "convolution_backward", "mm")}
 WAYS = {"nop": False, "dynamo": True}
@@ -270,6 +271,31 @@ def test_whatever_is_done_with_the_result_and_the_derivative(way: str) -> None:
             for ours, eagers in pairs:
                 assert (ours is None) == (eagers is None), use.__name__
                 torch.testing.assert_close(ours, eagers, rtol=1e-9, atol=1e-9, msg=use.__name__)
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos()
+
+
+@pytest.mark.parametrize("sine", [Sine.apply, custom_sine], ids=["autograd function", "custom op"])
+@pytest.mark.parametrize("way", ["nop", "dynamo", "aot_inductor"])
+def test_values_that_python_nodes_have_computed(sine: Callable, way: str) -> None:
+    def function(x, a, b, c):
+        return sine(sine(x @ a) @ b) @ c
+
+    under_test = compiled(function, way)
+    warm(value_and_derivative, under_test)
+    pairs = zip(value_and_derivative(under_test, leaves(1)), value_and_derivative(function, leaves(1)), strict=True)
+    for ours, eagers in pairs:
+        torch.testing.assert_close(ours, eagers, rtol=1e-9, atol=1e-9)
 
 
 def test_the_masks_are_those_of_the_forward() -> None:
