@@ -794,7 +794,7 @@ class RerunGraph:
             return {}
         results = self.roots.values()
         with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(results):
-            roots, values = zip(*pairs, strict=True)
+            roots, values = [edge for edge, _ in pairs], [value for _, value in pairs]
             torch.autograd.grad(roots, ends, values, create_graph=create_graph, allow_unused=True)
         return cut_backward.terms()
 
