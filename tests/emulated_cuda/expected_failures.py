@@ -39,6 +39,7 @@ SETTINGS = "a second derivative is compiled on the thread of the device, where I
 
 DEFECTS: Mapping[str, str] = {
     "models/test_models.py::test_eager_halves_train_as_eager[mamba]": "a gradient is summed in another order",
+    "numerics/test_generators.py::test_what_is_drawn_again[inductor halves-two_generators-2-*]": SETTINGS,
     "numerics/test_random.py::test_dropout_in_a_checkpoint[*inductor-2]": SETTINGS,
 }
 
@@ -50,6 +51,10 @@ ORDER_DEPENDENT: Mapping[str, str] = {
 MACHINE_DEPENDENT: Mapping[str, str] = {
     "numerics/test_gradient_layouts.py::test_gradients_are_those_of_eager[channels_last_input-inductor]": (
         "whether a convolution of the CPU keeps a memory format depends on its vector extensions"
+    ),
+    "runtime/test_native_node.py::test_nothing_grows[*]": (
+        "with the threads of devices, Python's count of memory blocks grows by half a block a call in some runs, with nodes "
+        "in Python, too; whether the emulator, torch or aotgrad keeps them is not known"
     ),
 }
 """Tests that pass on some machines only: skipped on all."""

@@ -421,7 +421,8 @@ def test_dynamo_sees_no_frame_of_a_graph(is_first):
         with torch_compat.reset_dynamo():
             outer = torch.compile(lambda: step(result * 7), backend=lambda g, _: codes.append(g.code) or g.forward)  # noqa: B023
             torch.testing.assert_close(outer(), tuple(7 * each for each in expected))
-    assert len(codes) == 2 and all("* 7" in code and "exp" not in code for code in codes)
+    # With a default device, Dynamo records a method in place of the operator.
+    assert len(codes) == 2 and all(("* 7" in code or ".mul(7)" in code) and "exp" not in code for code in codes)
 
 
 def test_many_threads():
