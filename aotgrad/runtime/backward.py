@@ -261,10 +261,8 @@ class Backward:
         first = self.are_wanted([edges[positions[0]] for positions in self.gradient_groups])
         for positions, is_wanted in zip(self.gradient_groups, first, strict=True):
             others = [edges[position] for position in positions[1:]]
-            if is_wanted or any(self.are_wanted(others)):
-                for position in positions:
-                    answers[position] = True
-        return tuple(answers)
+            answers[positions[0]] = is_wanted or any(self.are_wanted(others))
+        return self.all_of_groups(answers)
 
     def all_of_groups(self, wanted: Sequence[bool]) -> tuple[bool, ...]:
         """The gradients of all groups of which some are wanted."""

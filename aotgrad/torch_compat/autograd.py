@@ -28,6 +28,8 @@ def node_sequence_nr(grad_fn: Any) -> int:
 
 def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
     """Where the gradient of a tensor that requires grad arrives: an autograd node and the position of its input."""
+    if tensor.grad_fn is not None:  # torch would make a view of what a node in Python has computed
+        return tensor.grad_fn, tensor.output_nr
     edge = torch.autograd.graph.get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 

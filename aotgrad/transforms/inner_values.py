@@ -51,7 +51,7 @@ def find_inner_values(
         ends: the autograd nodes at which the histories of its inputs start.
         joined: the edges of values that the function also gets as inputs.
     """
-    entered = {(root.grad_fn, root.output_nr) for root in roots if root.grad_fn is not None}
+    entered = {torch_compat.gradient_edge(root) for root in roots if root.grad_fn is not None}
     nodes = inputs_first([node for node, _ in entered], ends)
     if any(map(torch_compat.saves_packed_values, nodes)):
         return []
@@ -93,7 +93,7 @@ def saved_inside(nodes: Collection[Any]) -> Mapping[Any, Mapping[Edge, torch.Ten
     found: dict[Any, dict[Edge, torch.Tensor]] = {}
     for tensor in itertools.chain.from_iterable(map(torch_compat.saved_tensors, nodes)):
         if tensor.requires_grad and tensor.grad_fn in inside:
-            found.setdefault(tensor.grad_fn, {}).setdefault((tensor.grad_fn, tensor.output_nr), tensor)
+            found.setdefault(tensor.grad_fn, {}).setdefault(torch_compat.gradient_edge(tensor), tensor)
     return found
 
 
