@@ -67,13 +67,13 @@ def load_built() -> ModuleType | None:
         return None
 
 
-def module_of(content: bytes) -> ModuleType:
+def module_of(content: bytes, name: str = NAME) -> ModuleType:
     """Load a library from a temporary file that nobody else can replace. Raises ImportError or OSError."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "library.so"
         path.write_bytes(content)
-        loader = ExtensionFileLoader(NAME, str(path))
-        spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+        loader = ExtensionFileLoader(name, str(path))
+        spec = importlib.util.spec_from_file_location(name, path, loader=loader)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
@@ -95,8 +95,8 @@ def build_library() -> Store:
     return store
 
 
-def compile_library() -> bytes:
-    """Compile the library.
+def compile_library(source: Path = SOURCE) -> bytes:
+    """Compile the library, or another extension.
 
     Raises:
         NativeError
@@ -104,7 +104,7 @@ def compile_library() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "library.so"
         try:
-            subprocess.run(command(path), check=True, capture_output=True, text=True)
+            subprocess.run(command(source, path), check=True, capture_output=True, text=True)
         except OSError as error:
             raise NativeError(f"the compiler cannot be run: {error}; set CXX to a C++ compiler") from error
         except subprocess.CalledProcessError as error:
@@ -112,8 +112,8 @@ def compile_library() -> bytes:
         return path.read_bytes()
 
 
-def command(path: Path) -> list[str]:
-    """The command that compiles the library to `path`, with the compiler and paths that torch gives to extensions.
+def command(source: Path, path: Path) -> list[str]:
+    """The command that compiles `source` to `path`, with the compiler and paths that torch gives to extensions.
 
     Raises:
         NativeError
@@ -128,4 +128,4 @@ def command(path: Path) -> list[str]:
     linked += ["-undefined", "dynamic_lookup"] if platform.system() == "Darwin" else []
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     includes = [f"-I{folder}" for folder in headers]
-    return [cpp_extension.get_cxx_compiler(), *compiler_flags(), abi, *includes, str(SOURCE), "-o", str(path), *linked]
+    return [cpp_extension.get_cxx_compiler(), *compiler_flags(), abi, *includes, str(source), "-o", str(path), *linked]

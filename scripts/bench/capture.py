@@ -6,7 +6,8 @@
 
 Both sides run `aot_module_simplified` with pass-through compilers and the min-cut partitioner on the same model, in turns;
 the model itself does not run. `hf_gpt2` is captured from Dynamo's graph. Seconds are medians of processor time, with the
-garbage collector on; the ratio is aotgrad over the peer. Memory is the peak size of Python objects (tracemalloc).
+garbage collector on; the ratio is aotgrad over the peer. Memory is the peak size of Python objects (tracemalloc). *floor* is
+the model and its backward on torch's fake tensors, of which nothing is recorded, over the peer.
 
 --scaling captures chains of more and more layers. The exponent is the slope of log(seconds) over log(nodes).
 """
@@ -25,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -38,6 +40,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import aot_module_simplified as peer_aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition as peer_partition
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aotgrad
 from aotgrad import pipeline
@@ -152,6 +155,18 @@ def capture_peer(module: Any, inputs: Inputs) -> object:
 SIDES: dict[str, Capture] = {"peer": capture_peer, "aotgrad": capture_ours}
 
 
+def run_on_fakes(module: nn.Module, inputs: Inputs) -> object:
+    """Shapes alone: the forward, and the gradients of all inputs and parameters that have one."""
+    with FakeTensorMode() as mode:
+        named = chain(module.named_parameters(), module.named_buffers())
+        state: dict[str, Any] = {name: mode.from_tensor(value) for name, value in named}
+        fakes = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in inputs]
+        results = torch.func.functional_call(module, state, tuple(fakes))
+        leaves = [value for value in (*state.values(), *fakes) if isinstance(value, Tensor) and value.requires_grad]
+        losses = [value.sum() for value in results if isinstance(value, Tensor) and value.requires_grad]
+        return torch.autograd.grad(losses, leaves, allow_unused=True)
+
+
 class Stopwatch:
     """Seconds of processor time by stage: wraps the functions of the pipeline."""
 
@@ -205,11 +220,12 @@ def peak_bytes(capture: Capture, module: nn.Module, inputs: Inputs) -> int:
 
 def measure(module: nn.Module, inputs: Inputs, rounds: int) -> dict[str, float]:
     """Medians: seconds of each side and of each stage; and the peak of each side, if `rounds` is positive."""
-    samples: dict[str, list[float]] = {key: [] for key in (*SIDES, *COLUMNS)}
-    for capture in SIDES.values():
+    candidates = {**SIDES, "floor": run_on_fakes}
+    samples: dict[str, list[float]] = {key: [] for key in (*candidates, *COLUMNS)}
+    for capture in candidates.values():
         capture(module, inputs)  # imports and caches, once per process, count for no side
     for _ in range(rounds):
-        for side, capture in SIDES.items():
+        for side, capture in candidates.items():
             samples[side].append(seconds_of(capture, module, inputs))
         for stage, seconds in stages_of(module, inputs).items():
             samples[stage].append(seconds)
@@ -260,11 +276,11 @@ def model_tables(names: Sequence[str], rounds: int) -> str:
         found = with_model(name, partial(measure, rounds=rounds))
         ratios.append(found["aotgrad"] / found["peer"])
         seconds, memory = [f"{found[side]:.3f}" for side in SIDES], [f"{found[f'{side} MB']:.1f}" for side in SIDES]
-        totals.append([name, *seconds, f"{ratios[-1]:.2f}", *memory])
+        totals.append([name, *seconds, f"{ratios[-1]:.2f}", f"{found['floor'] / found['peer']:.2f}", *memory])
         stages.append([name, *(f"{1000 * found[stage]:.1f}" for stage in COLUMNS)])
         print(*totals[-1], "|", *(f"{stage} {1000 * found[stage]:.1f}" for stage in COLUMNS), file=sys.stderr, flush=True)
-    mean = ["geometric mean", "", "", f"{geometric_mean(ratios):.2f}", "", ""]
-    headers = ("", "peer (s)", "aotgrad (s)", "ratio", "peer, peak (MB)", "aotgrad, peak (MB)")
+    mean = ["geometric mean", "", "", f"{geometric_mean(ratios):.2f}", "", "", ""]
+    headers = ("", "peer (s)", "aotgrad (s)", "ratio", "floor", "peer, peak (MB)", "aotgrad, peak (MB)")
     stage_headers = ("aotgrad, by stage (ms)", *COLUMNS)
     return f"{table(headers, [*totals, mean])}\n\n{table(stage_headers, stages)}"
 

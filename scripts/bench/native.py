@@ -1,12 +1,13 @@
-"""Both implementations of guards and calls, for programs that compare them."""
+"""Both implementations of guards and calls, and the least that a node costs, for programs that compare them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from types import ModuleType
 
 from aotgrad import native
-from aotgrad.native.build import build_library
+from aotgrad.native.build import build_library, compile_library, module_of
 
 
 def libraries() -> dict[str, ModuleType | None]:
@@ -17,6 +18,12 @@ def libraries() -> dict[str, ModuleType | None]:
     found = native.library()
     assert found is not None
     return {"in Python": None, "with C++": found}
+
+
+@cache
+def bare_node() -> ModuleType:
+    """`bare_node.cpp`, compiled. Needs torch 2.13 or newer."""
+    return module_of(compile_library(Path(__file__).with_name("bare_node.cpp")), "bare_node")
 
 
 @contextmanager

@@ -5,12 +5,12 @@
     python scripts/bench/overhead.py --parts            where the time of a call goes
 
 Overhead is the time of the compiled call less that of its graph callables alone, on the inputs that they had in that call.
-All sides get the same pass-through compiler. *floor* is a hand-written `torch.autograd.Function` around the same callables
-(without gradients: the callable alone), so the distance to it is the removable part. `aot_function` finds its plan by
-guards, which the peer does not have. aotgrad is measured with its functions in Python, and with those in C++,
-which are built if they are missing. Behind Dynamo, only the backend's result is called: this excludes Dynamo's own cost and
-that of `torch._dynamo.disable`, which Dynamo puts around each result, in place of an existing one. Candidates take turns;
-medians of processor time.
+All sides get the same pass-through compiler. `aot_function` finds its plan by guards, which the peer does not have. aotgrad
+is measured with its functions in Python, and with those in C++, which are built if they are missing. Each has a *floor*, a
+hand-written node around the same callables (without gradients: the callable alone), so the distance to it is the removable
+part: a `torch.autograd.Function`, and `bare_node.cpp`, which cannot be retained, hooked or differentiated. Behind Dynamo,
+only the backend's result is called: this excludes Dynamo's own cost and that of `torch._dynamo.disable`, which Dynamo puts
+around each result, in place of an existing one. Candidates take turns; medians of processor time.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from typing import Any
 
 import functorch.compile
 import torch
-from native import libraries, using
+from native import bare_node, libraries, using
 from tabulate import tabulate
 from timing import add_threads, environment, least_seconds, median_seconds
 from torch import Tensor
@@ -189,14 +189,22 @@ class Floor(torch.autograd.Function):
         return (None, None, None, *ctx.run([*ctx.saved_tensors, tangents[0]]))
 
 
-def by_hand(case: Case, ours: Compiled) -> Function:
-    """`case.function` around its graphs from aotgrad."""
+def in_python(forward: Function, backward: Function, results: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    return Floor.apply(forward, backward, results, *inputs)
+
+
+def in_cpp(forward: Function, backward: Function, results: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    return bare_node().call(forward, backward, results, inputs)
+
+
+def by_hand(case: Case, ours: Compiled, node: Function) -> Function:
+    """`case.function` around its graphs from aotgrad, and an autograd node."""
     forward, backward = ours.graphs.runs[0], ours.graphs.runs[-1]
     results = 2 if case.function is mutation_and_views else 1
 
     def call(*inputs: Tensor) -> Any:
         ordered = [inputs[k] for k in ours.order]
-        outputs = Floor.apply(forward, backward, results, *ordered) if torch.is_grad_enabled() else forward(ordered)
+        outputs = node(forward, backward, results, ordered) if torch.is_grad_enabled() else forward(ordered)
         if case.function is not mutation_and_views:
             return outputs[0]
         updated, product = outputs
@@ -207,19 +215,23 @@ def by_hand(case: Case, ours: Compiled) -> Function:
     return call
 
 
+FLOORS = {"floor": in_python, "native_floor": in_cpp}
+
+
 @dataclass(frozen=True)
 class Overheads:
     """Microseconds of overhead."""
 
     peer: float
     ours: float
-    native: float
     floor: float
+    native: float
+    native_floor: float
 
     def row(self, name: str) -> list[str]:
-        sides = ((ours, ours / self.peer, ours - self.floor) for ours in (self.ours, self.native))
-        columns = [f"{time:.1f} {ratio:.2f} {above:.1f}".split() for time, ratio, above in sides]
-        return [name, f"{self.floor:.1f}", f"{self.peer:.1f}", *columns[0], *columns[1]]
+        sides = ((self.ours, self.floor), (self.native, self.native_floor))
+        columns = [f"{time:.1f} {time / self.peer:.2f} {floor:.1f}".split() for time, floor in sides]
+        return [name, f"{self.peer:.1f}", *columns[0], *columns[1]]
 
 
 def measure(case: Case, frontend: str, rounds: int) -> Overheads:
@@ -227,18 +239,19 @@ def measure(case: Case, frontend: str, rounds: int) -> Overheads:
     with case.mode():
         inputs = case.inputs()
         sides, steps = {}, {}
-        in_python, in_c = libraries().values()
-        for name, make, library in (("peer", peer, in_python), ("ours", ours, in_python), ("native", ours, in_c)):
+        python, cpp = libraries().values()
+        for name, make, library in (("peer", peer, python), ("ours", ours, python), ("native", ours, cpp)):
             with using(library):
                 sides[name] = make(case, inputs)
                 steps[name] = partial(case.step, sides[name].call, [inputs[k] for k in sides[name].order])
                 steps[name]()
-        steps["floor"] = partial(case.step, by_hand(case, sides["ours"]), inputs)
+        for floor, node in FLOORS.items():
+            steps[floor] = partial(case.step, by_hand(case, sides["ours"], node), inputs)
         for name, side in sides.items():
             steps |= {f"{what} of {name}": run for what, run in side.graphs.candidates().items()}
         seconds = median_seconds(steps, rounds)
     graphs = {name: seconds[f"graphs of {name}"] - seconds[f"nothing of {name}"] for name in sides}
-    graphs["floor"] = graphs["ours"]
+    graphs |= dict.fromkeys(FLOORS, graphs["ours"])
     return Overheads(**{side: 1e6 * (seconds[side] - alone) for side, alone in graphs.items()})
 
 
@@ -347,11 +360,11 @@ def main() -> None:
         return
     print(f"{environment()}; us a call; ratio = aotgrad / peer\n")
     chosen = [case for case in cases() if not arguments.only or any(text in case.name for text in arguments.only)]
-    headers = ["", "floor", "peer", "aotgrad", "ratio", "above the floor", "with C++", "ratio", "above the floor"]
+    headers = ["peer", "aotgrad", "ratio", "floor", "with C++", "ratio", "floor"]
     tablefmt = "github" if arguments.markdown else "simple"
     for frontend in arguments.frontends:
         rows = [measure(case, frontend, arguments.rounds).row(case.name) for case in chosen]
-        table = tabulate(rows, [frontend, *headers[1:]], tablefmt, disable_numparse=True, colalign=["left", *["right"] * 8])
+        table = tabulate(rows, [frontend, *headers], tablefmt, disable_numparse=True, colalign=["left", *["right"] * 7])
         print(f"{table}\n", flush=True)
 
 

@@ -5,7 +5,8 @@
     first    g = grad(mlp(x).sum(), x, create_graph=True); loss(g)      evaluation of a gradient penalty or force field
     full     the same and loss.backward(): the second-order backward    its training
 
-The peer, torch's AOTAutograd, raises at the second derivative; its row says so. Source: the benchmark of PyTorch PR #82544.
+The peer, torch's AOTAutograd, raises at the second derivative; its row says so. *floor* are Inductor's graphs of a step,
+called one after another with their inputs, without guards, autograd and Python. Source: the benchmark of PyTorch PR #82544.
 """
 
 from __future__ import annotations
@@ -18,12 +19,17 @@ import warnings
 from collections.abc import Callable
 
 import torch
+from small_models import GraphCalls
 from tabulate import tabulate
 from timing import add_threads, median_seconds
 from torch import nn
 
+import aotgrad
+from aotgrad.backends import get
+
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 BACKENDS = {"aotgrad, eager halves": "aotgrad_eager", "aotgrad, Inductor": "aotgrad"}
+FLOOR = "floor"
 LAYERS = 6
 
 
@@ -56,6 +62,16 @@ def candidates(model: nn.Module) -> dict[str, Callable]:
     return {"eager": model, **compiled}
 
 
+def graphs_alone(model: nn.Module, parameters: list[torch.Tensor], x: torch.Tensor, backward: bool) -> Callable[[], None]:
+    """The graphs of a step, compiled by Inductor."""
+    graphs = GraphCalls(get("inductor"))
+    run = aotgrad.aot_module(model, graphs)
+    for _ in range(3):
+        graphs.calls.clear()
+        step(run, parameters, x, backward)
+    return graphs.replay
+
+
 def check(run: Callable, parameters: list[torch.Tensor], expected: list[torch.Tensor | None]) -> None:
     run()
     for parameter, gradient in zip(parameters, expected, strict=True):
@@ -79,9 +95,9 @@ def measure(activation: str, rows: int, width: int, rounds: int) -> list[list[ob
     table = []
     for what, backward in {"first": False, "full": True}.items():
         runs = {name: functools.partial(step, run, parameters, x, backward) for name, run in models.items()}
-        seconds = median_seconds(runs, rounds)
+        seconds = median_seconds({**runs, FLOOR: graphs_alone(model, parameters, x, backward)}, rounds)
         times = [seconds[name] * 1e3 for name in models]
-        ratios = [seconds["eager"] / seconds[name] for name in BACKENDS]
+        ratios = [seconds["eager"] / seconds[name] for name in (*BACKENDS, FLOOR)]
         table.append([activation, what, *times, peers_answer(model, parameters, x), *ratios])
     return table
 
@@ -105,7 +121,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
     header = ["MLP", "row", *(f"{name} (ms)" for name in ("eager", *BACKENDS)), "peer"]
-    header += [f"eager / {name}" for name in BACKENDS]
+    header += [f"eager / {name}" for name in (*BACKENDS, FLOOR)]
     table = [row for name in ACTIVATIONS for row in measure(name, options.rows, options.width, options.rounds)]
     print(tabulate(table, header, tablefmt="github", floatfmt=".2f"))
     print(f"torch {torch.__version__}, CPU, one thread; medians of {options.rounds} rounds", file=sys.stderr)

@@ -6,7 +6,8 @@
 The peer is torch's own AOTAutograd with its AOTAutogradCache and Inductor's FxGraphCache; with eager halves (`aot_eager`) it
 keeps nothing. Both sides run in separate processes, in turns, with the same Dynamo in front. Reported are medians of
 wall-clock time: of the whole first step (Dynamo, forward and backward), and of the part below Dynamo: the backend and the
-first backward. The ratio is aotgrad over peer: below 1, aotgrad starts faster.
+first backward. The ratio is aotgrad over peer: below 1, aotgrad starts faster. *floor* is the same step with Dynamo alone,
+whose backend runs the graph that it gets, over the peer's.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from timing import add_threads, environment, in_a_process
 
 PEER = {"inductor": "inductor", "eager": "aot_eager"}
 OURS = {"inductor": "aotgrad", "eager": "aotgrad_eager"}
+FLOOR = "eager"
 COLUMNS = ("step", "below Dynamo")
 
 
@@ -64,9 +66,9 @@ def medians(runs: list[dict[str, float]]) -> dict[str, float]:
 def rows(halves: str, name: str, rounds: int, threads: int) -> list[list[str]]:
     """A cold start of each side, and the median warm start."""
     with tempfile.TemporaryDirectory() as peers, tempfile.TemporaryDirectory() as own:
-        sides = [(PEER[halves], Path(peers)), (OURS[halves], Path(own))]
+        sides = [(PEER[halves], Path(peers)), (OURS[halves], Path(own)), (FLOOR, Path(own))]
         cold = [in_a_process(__file__, ["--child", backend, name], folder, threads) for backend, folder in sides]
-        warm: tuple[list, list] = ([], [])
+        warm: tuple[list, list, list] = ([], [], [])
         for _ in range(rounds):
             for runs, (backend, folder) in zip(warm, sides, strict=True):
                 runs.append(in_a_process(__file__, ["--child", backend, name], folder, threads))
@@ -74,10 +76,11 @@ def rows(halves: str, name: str, rounds: int, threads: int) -> list[list[str]]:
     return [[f"{name}, {halves} halves, {start}", *cells(*found)] for start, found in starts.items()]
 
 
-def cells(peer: dict[str, float], own: dict[str, float]) -> list[str]:
+def cells(peer: dict[str, float], own: dict[str, float], floor: dict[str, float]) -> list[str]:
     found = []
     for column in COLUMNS:
-        found += [f"{peer[column]:.2f}", f"{own[column]:.2f}", f"{own[column] / peer[column]:.2f}"]
+        ratios = [f"{side[column] / peer[column]:.2f}" for side in (own, floor)]
+        found += [f"{peer[column]:.2f}", f"{own[column]:.2f}", *ratios]
     return found
 
 
@@ -97,8 +100,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     sides = [(halves, name) for halves in arguments.halves for name in arguments.only]
     table = [row for side in sides for row in rows(*side, arguments.rounds, arguments.threads)]
-    headers = ["seconds", "step: peer", "aotgrad", "ratio", "below Dynamo: peer", "aotgrad", "ratio"]
-    body = tabulate(table, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
+    headers = ["seconds", *(header for column in COLUMNS for header in (f"{column}: peer", "aotgrad", "ratio", "floor"))]
+    body = tabulate(table, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 8))
     print(f"{environment()}; medians of {arguments.rounds}; ratio = aotgrad / peer\n\n{body}")
 
 

@@ -90,7 +90,7 @@ def test_another_torch_or_python_has_another_key_and_one_with_sanitizers(monkeyp
 def test_sanitizers_are_an_option_of_the_build(monkeypatch, tmp_path):
     for setting, is_sanitized in (("0", False), ("1", True)):
         monkeypatch.setenv("AOTGRAD_SANITIZE", setting)
-        assert ("-fsanitize=address,undefined" in build.command(tmp_path / "library.so")) is is_sanitized
+        assert ("-fsanitize=address,undefined" in build.command(build.SOURCE, tmp_path / "library.so")) is is_sanitized
 
 
 @pytest.mark.parametrize("damage", [lambda c: c[:100], lambda c: c[:-1] + b"x", lambda c: b"", lambda c: c + b"x"])
