@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_graph
+from aotgrad.graph.geometry import same_value_type
 
 aten = torch.ops.aten
 
@@ -102,7 +102,7 @@ def dying_buffers(use: MemoryUse) -> Iterator[tuple[fx.Node, fx.Node]]:
             candidates = node.args[:1] if node.target in BY_METHOD else node.args
             for buffer in candidates:
                 dies = isinstance(buffer, fx.Node) and op_table.is_fresh(buffer.target) and use.last_reader[buffer] is node
-                if dies and use.readers(node, buffer) == 1 and same_type(node, buffer):
+                if dies and use.readers(node, buffer) == 1 and fits_buffer(node.meta.get("val"), buffer):
                     yield node, buffer
                     break
 
@@ -123,22 +123,14 @@ def same_types(node: fx.Node, buffers: Sequence[fx.Node]) -> bool:
     values = node.meta.get("val")
     if not isinstance(values, (list, tuple)) or len(values) != len(buffers):
         return False
-    return all(same_layout_and_dtype(value, buffer.meta.get("val")) for value, buffer in zip(values, buffers, strict=True))
+    return all(fits_buffer(value, buffer) for value, buffer in zip(values, buffers, strict=True))
 
 
-def same_type(node: fx.Node, buffer: fx.Node) -> bool:
-    """Whether the values of both nodes match, see `same_layout_and_dtype`."""
-    return same_layout_and_dtype(node.meta.get("val"), buffer.meta.get("val"))
-
-
-def same_layout_and_dtype(left: Any, right: Any) -> bool:
-    """Whether both are plain tensors of one dtype, device, size and stride."""
-    if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)) or left.layout is not torch.strided:
+def fits_buffer(value: Any, buffer: fx.Node) -> bool:
+    """Whether a value can be written in place of another: a strided tensor of the same type, without lazy flags."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_conj() or value.is_neg():
         return False
-    same_kind = (left.dtype, left.device, left.layout) == (right.dtype, right.device, right.layout)
-    flagged = any(value.is_conj() or value.is_neg() for value in (left, right))
-    sizes = torch_compat.known_equal(left.size(), right.size())
-    return same_kind and not flagged and sizes and torch_compat.known_equal(left.stride(), right.stride())
+    return same_value_type(value, buffer.meta.get("val"))
 
 
 def write_into(node: fx.Node, buffer: fx.Node) -> None:

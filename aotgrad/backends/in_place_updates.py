@@ -16,7 +16,7 @@ from typing import Any
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.backends.buffer_reuse import same_type
+from aotgrad.backends.buffer_reuse import fits_buffer
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.memory_owners import memory_owners, readers_of_memory, writes_at_end
@@ -92,7 +92,7 @@ def overwriting_ops(write: fx.Node, reads: LastReads) -> Iterator[Overwriting]:
     while value is not target:
         location = computed_at(value)
         old = None if location is None else argument_at(location)
-        if location is None or old is None or reads.owners[old] is not old or not same_type(value, old):
+        if location is None or old is None or reads.owners[old] is not old or not fits_buffer(value.meta.get("val"), old):
             return
         if not reads.ends_at(old, location[0], [write]):
             return

@@ -19,7 +19,8 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from aotgrad import torch_compat
 from aotgrad.backends.base import AnyBackend, PartitionCompiler
 from aotgrad.backends.registry import as_backend
-from aotgrad.debug.programs import ConcreteProgram, copy_graph_module, copy_value, with_inputs
+from aotgrad.debug.programs import ConcreteProgram, copy_value, with_inputs
+from aotgrad.graph.copies import copy_graph_module
 from aotgrad.graph.kept_calls import KeptBackward
 from aotgrad.ir import BoxedCallable, GraphHalf, Partition
 from aotgrad.slots import Primal, SlotSignature, UserOutput

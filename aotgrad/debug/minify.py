@@ -30,6 +30,7 @@ from aotgrad.debug.programs import ConcreteProgram
 from aotgrad.debug.script import needs_data, script_text
 from aotgrad.debug.shrink import simple_inputs, smaller_program
 from aotgrad.errors import NothingToMinify
+from aotgrad.graph.copies import copy_graph_module
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, Partition
 from aotgrad.options import Options, reject_parameters
 from aotgrad.plan_cache.binding import bind
@@ -181,7 +182,7 @@ class GraphRecorder(WrappedBackend):
 
     def record(self, role: str, half: GraphHalf) -> BoxedCallable:
         def run(args: list) -> Any:
-            program = ConcreteProgram(programs.copy_graph_module(half.module), tuple(map(programs.copy_value, args)))
+            program = ConcreteProgram(copy_graph_module(half.module), tuple(map(programs.copy_value, args)))
             args.clear()
             self.runs.append((role, program))
             return program()
@@ -257,7 +258,7 @@ def minifier(
 
     def fails(program: ConcreteProgram | None) -> bool:
         try:
-            failed = program is not None and module_fails(programs.copy_graph_module(program.module), list(program.inputs))
+            failed = program is not None and module_fails(copy_graph_module(program.module), list(program.inputs))
         except Exception:
             return False
         if failed and program is not None:

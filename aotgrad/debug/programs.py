@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad.graph.copies import copy_node
+from aotgrad.graph.copies import copy_graph_module, copy_node
 from aotgrad.graph.ends import output_node, outputs_of
 
 OP_KINDS = ("call_function", "call_method", "call_module")
@@ -120,15 +120,6 @@ def with_results(program: ConcreteProgram, positions: Collection[int]) -> Concre
             module.graph.erase_node(node)
     module.recompile()
     return ConcreteProgram(module, tuple(inputs))
-
-
-def copy_graph_module(module: fx.GraphModule) -> fx.GraphModule:
-    """A module with a copy of the graph."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        copies[node] = copy_node(graph, node, copies.__getitem__)
-    return fx.GraphModule(module, graph)
 
 
 def with_inputs(program: ConcreteProgram, change: Callable[[int, Any], Any]) -> ConcreteProgram:

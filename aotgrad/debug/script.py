@@ -22,7 +22,8 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.backends.base import AnyBackend
 from aotgrad.debug.check import BackendFailure
-from aotgrad.debug.programs import ConcreteProgram, copy_graph_module
+from aotgrad.debug.programs import ConcreteProgram
+from aotgrad.graph.copies import copy_graph_module
 from aotgrad.graph.kept_calls import KeptBackward
 
 MOST_ELEMENTS = 64

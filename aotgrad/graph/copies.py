@@ -14,6 +14,8 @@ from typing import Any
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.ends import output_node
+from aotgrad.graph.lazy_module import LazyGraphModule
 
 
 def copy_node(graph: fx.Graph, node: fx.Node, argument: Callable[[fx.Node], Any]) -> fx.Node:
@@ -42,5 +44,11 @@ def copy_nodes(graph: fx.Graph, source: fx.Graph, copies: dict[fx.Node, Any]) ->
 def copy_graph(source: fx.Graph, copies: dict[fx.Node, Any] | None = None) -> fx.Graph:
     """A graph with the same nodes and results; `copies` gets the node of each node."""
     graph = fx.Graph()
-    graph.output(copy_nodes(graph, source, {} if copies is None else copies))
+    output = graph.output(copy_nodes(graph, source, {} if copies is None else copies))
+    output.meta = copy.copy(output_node(source).meta)
     return graph
+
+
+def copy_graph_module(module: fx.GraphModule) -> fx.GraphModule:
+    """A module with its own graph and node metadata, that shares parameters and traced values with `module`."""
+    return LazyGraphModule(module, copy_graph(module.graph))

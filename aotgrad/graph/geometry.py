@@ -1,4 +1,4 @@
-"""Where a tensor lies in its storage, and how much memory a value takes."""
+"""Where a tensor lies in its storage, what agrees between two values, and how much memory a value takes."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ def geometry_key(value: Any) -> tuple | None:
         return None
     numbers = (*value.size(), *value.stride(), value.storage_offset())
     return (*kind(value), value.dim(), *map(torch_compat.expression_of, numbers))
+
+
+def same_value_type(one: Any, other: Any) -> bool:
+    """Whether two values are of one class, or tensors of one dtype, device, layout, size, stride and the same lazy flags."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other)
+    a, b = ((*kind(tensor)[1:], tensor.layout, tensor.dim()) for tensor in (one, other))
+    if a != b or not torch_compat.known_equal(one.size(), other.size()):
+        return False
+    return torch_compat.known_equal(torch_compat.strides(one), torch_compat.strides(other))
 
 
 def bytes_of_value(node: fx.Node) -> int:

@@ -26,8 +26,7 @@ import torch.fx as fx
 
 from aotgrad.errors import PartitionError, add_note
 from aotgrad.graph import op_table
-from aotgrad.graph.copies import copy_node
-from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.graph.copies import copy_graph_module
 from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph, Partition, SavedValue
 from aotgrad.partition import costs
@@ -224,20 +223,11 @@ def _tagged_copy(joint: JointGraph) -> fx.GraphModule:
     analysis = analyze_joint(joint)
     first = min((analysis.position[node] for node in analysis.backward), default=len(analysis.nodes))
     traced = {node.name for node in analysis.forward if analysis.position[node] < first}
-    module = copy_module(joint.module)
+    module = copy_graph_module(joint.module)
     for node in module.graph.nodes:
         if node.name in traced:
             node.meta.setdefault("partitioner_tag", "is_forward")
     return module
-
-
-def copy_module(module: fx.GraphModule) -> fx.GraphModule:
-    """A module with its own graph and node metadata, sharing parameters and traced values with `module`."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in module.graph.nodes:
-        copies[node] = copy_node(graph, node, copies.__getitem__)
-    return LazyGraphModule(module, graph)
 
 
 def read_halves(joint: JointGraph, forward: fx.GraphModule, backward: fx.GraphModule) -> Partition:

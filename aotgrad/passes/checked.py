@@ -14,6 +14,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.errors import PassError
+from aotgrad.graph.geometry import same_value_type
 from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes.base import AnyGraph, Pass
@@ -108,26 +109,11 @@ def problems(graph: JointGraph | GraphHalf, before: Interface) -> Iterator[str]:
 
 def changed_outputs(now: Interface, before: Interface) -> Iterator[str]:
     for slot, value, expected in zip(now.signature.outputs, now.outputs, before.outputs, strict=True):
-        if not same_tensor_type(value, expected):
+        if not same_value_type(value, expected):
             yield f"{slot} is {describe_type(value)}; it was {describe_type(expected)}"
     for slot, number, expected in zip(now.signature.outputs, now.memory, before.memory, strict=True):
         if number != expected:
             yield f"{slot} shares memory with other inputs or outputs than before"
-
-
-def same_tensor_type(value: Any, expected: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or not isinstance(expected, torch.Tensor):
-        return type(value) is type(expected)
-    if (value.dtype, value.device, value.layout, value.dim()) != (
-        expected.dtype,
-        expected.device,
-        expected.layout,
-        expected.dim(),
-    ):
-        return False
-    if not torch_compat.known_equal(value.size(), expected.size()):
-        return False
-    return torch_compat.known_equal(torch_compat.strides(value), torch_compat.strides(expected))
 
 
 def describe_type(value: Any) -> str:

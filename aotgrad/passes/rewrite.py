@@ -16,7 +16,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.graph.geometry import kind
+from aotgrad.graph.geometry import same_value_type
 from aotgrad.passes import ops
 
 
@@ -63,15 +63,7 @@ def recompute_policy(node: fx.Node) -> tuple[Any, ...]:
 
 
 def alike(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two nodes differ only in their values and the memory of these."""
-    return recompute_policy(one) == recompute_policy(other) and same_value_type(one, other)
-
-
-def same_value_type(one: fx.Node, other: fx.Node) -> bool:
-    """Whether two traced tensors agree in dtype, device, sizes and strides."""
+    """Whether two nodes, whose results are strided tensors, differ only in their values and the memory of these."""
     a, b = one.meta.get("val"), other.meta.get("val")
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or a.dim() != b.dim():
-        return False
-    if a.layout is not torch.strided or b.layout is not torch.strided or kind(a) != kind(b):
-        return False
-    return torch_compat.known_equal((*a.size(), *a.stride()), (*b.size(), *b.stride()))
+    is_strided = isinstance(a, torch.Tensor) and a.layout is torch.strided
+    return is_strided and same_value_type(a, b) and recompute_policy(one) == recompute_policy(other)

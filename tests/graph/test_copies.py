@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.fx as fx
 
-from aotgrad.graph.copies import copy_graph, copy_nodes
+from aotgrad.graph.copies import copy_graph, copy_graph_module, copy_nodes
 
 
 def graph_of_a_function() -> fx.Graph:
@@ -16,7 +16,7 @@ def graph_of_a_function() -> fx.Graph:
 
 
 def described(graph: fx.Graph) -> list[str]:
-    return [f"{node.format_node()} {node.meta}" for node in graph.nodes if node.op != "output"] + [str(graph)]
+    return [f"{node.format_node()} {node.meta}" for node in graph.nodes] + [str(graph)]
 
 
 def test_a_copy_has_the_nodes_names_and_meta() -> None:
@@ -45,3 +45,13 @@ def test_a_graph_without_an_output_returns_nothing() -> None:
     source = fx.Graph()
     source.placeholder("x")
     assert copy_nodes(fx.Graph(), source, {}) is None
+
+
+def test_the_copy_of_a_module_has_its_own_graph_and_meta() -> None:
+    module = fx.GraphModule(torch.nn.Linear(2, 1), graph_of_a_function())
+    copied = copy_graph_module(module)
+    assert copied.graph is not module.graph
+    for node in copied.graph.nodes:
+        node.meta.clear()
+    assert [node.meta["number"] for node in module.graph.nodes] == list(range(len(module.graph.nodes)))
+    assert torch.equal(copied(torch.zeros(2), torch.ones(2))[0], module(torch.zeros(2), torch.ones(2))[0])
