@@ -52,7 +52,7 @@ from aotgrad.ir import (
     Partition,
     ViewAndMutationMeta,
 )
-from aotgrad.joint import build_joint, shared_memory_changes
+from aotgrad.joint import Cuts, build_joint, shared_memory_changes
 from aotgrad.options import Options, budget_of, host_bytes_of
 from aotgrad.partition import Objective, functionalize_rng
 from aotgrad.partition import partition as partition_joint
@@ -221,6 +221,7 @@ class Compiler:
         options: of the compilation.
         lower: partitions a joint graph and compiles its forward; `None` stops at the joint graph.
         derive: makes the function that computes gradients of gradients, which compiles on its first call.
+        is_derivative: what is compiled are gradients, which others are computed from.
     """
 
     backend: PartitionCompiler
@@ -228,6 +229,12 @@ class Compiler:
     options: Options
     lower: Lower | None
     derive: Derive
+    is_derivative: bool = False
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where backwards are cut."""
+        return Cuts(self.options.grad_segments, self.is_derivative)
 
     @property
     def min_graph_ops(self) -> int:
@@ -302,7 +309,7 @@ def compile(source: Source, compiler: Compiler) -> Stages:
             observe("small graph", small)
             return small
         compiler = source.compiler_of_trace(compiler)
-        joint = build_joint(capture, meta, compiler.options.grad_segments)
+        joint = build_joint(capture, meta, compiler.cuts)
         joint = passes.keep_calls(joint, capture.trace.kept_calls)
         joint = run_joint_passes(joint, source, compiler, observe)
         observe("joint", joint)

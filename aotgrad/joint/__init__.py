@@ -9,5 +9,6 @@ from __future__ import annotations
 
 from aotgrad.joint.backward import build_joint
 from aotgrad.joint.effects import shared_memory_changes
+from aotgrad.joint.segments import Cuts
 
-__all__ = ["build_joint", "shared_memory_changes"]
+__all__ = ["Cuts", "build_joint", "shared_memory_changes"]

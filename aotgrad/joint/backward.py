@@ -58,8 +58,11 @@ from aotgrad.joint.outside_views import View, views_outside
 from aotgrad.joint.saved_values import assigned_memory, masks_of_nodes, owners_of_memory, saving_nodes, storages_by_node
 from aotgrad.joint.segments import (
     NOTHING_FAILS,
+    UNCUT,
+    WHOLE,
     Chunks,
     CutBackward,
+    Cuts,
     Edge,
     ExternalView,
     Segmentation,
@@ -103,16 +106,16 @@ class Result:
     differentiable: Any
 
 
-def build_joint(capture: Capture, meta: ViewAndMutationMeta, grad_segments: int | str = 1) -> JointGraph:
+def build_joint(capture: Capture, meta: ViewAndMutationMeta, cuts: Cuts = UNCUT) -> JointGraph:
     """The joint graph, or the plain forward graph if nothing in it requires grad.
 
-    `grad_segments`: the number of consecutive segments of the backward; see `Options`.
+    `cuts`: where the backward is cut.
     """
     with capture.trace.active():
         results = [result_of(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
         effects = Effects(capture, meta)
-        backward = _append_possible_backward(capture, outputs, list(views_outside(capture, meta)), grad_segments, effects)
+        backward = _append_possible_backward(capture, outputs, list(views_outside(capture, meta)), cuts, effects)
     results += [Result(slot, node, None) for slot, node in effects.new_results.items()]
     primals = capture.convention.primals
     gradients = (_with_part(gradient, primals) for gradient in backward.gradients)
@@ -176,7 +179,7 @@ class AppendedBackward:
 
 
 def _append_possible_backward(
-    capture: Capture, outputs: Sequence[Result], views: Sequence[View], grad_segments: int | str, effects: Effects
+    capture: Capture, outputs: Sequence[Result], views: Sequence[View], cuts: Cuts, effects: Effects
 ) -> AppendedBackward:
     """The backward of the outputs, without nodes that raise in eager since the function overwrote a saved value.
 
@@ -188,15 +191,15 @@ def _append_possible_backward(
     while True:
         try:
             with effects.traced():
-                appended = _append_backward(capture, outputs, views, grad_segments, effects, failing)
+                appended = _append_backward(capture, outputs, views, cuts, effects, failing)
             if not effects.grown:
                 return appended
             _erase_gradients(capture.trace.graph, forward)
         except (WrapperAtCut, WorkBehindNone) as error:
             _erase_gradients(capture.trace.graph, forward)
-            if grad_segments is WHOLE:
+            if cuts.is_whole:
                 raise CaptureError(str(error)) from None
-            grad_segments = WHOLE
+            cuts = WHOLE
         except OverwrittenValue as error:
             _erase_gradients(capture.trace.graph, forward)
             if error.node in failing:
@@ -208,22 +211,18 @@ def _append_possible_backward(
             failing |= passed_over(found)
 
 
-WHOLE = "whole"
-"""The backward is one segment, whatever its results."""
-
-
 def _append_backward(
     capture: Capture,
     outputs: Sequence[Result],
     views: Sequence[View],
-    grad_segments: int | str,
+    cuts: Cuts,
     effects: Effects,
     failing: Mapping[Any, str] = NOTHING_FAILS,
 ) -> AppendedBackward:
     if not outputs:
         reject_hooks_outside(capture, {}, {}, (), failing)
         return AppendedBackward({}, {}, ())
-    segmentation = segmentation_of(capture, outputs, views, grad_segments, failing, effects)
+    segmentation = segmentation_of(capture, outputs, views, cuts, failing, effects)
     first = len(effects.cells)
     tangents = {Tangent(result.slot): _add_tangent(capture.trace, first + k, result) for k, result in enumerate(outputs)}
     with capture.trace.watched_draws_of_backward():
@@ -447,29 +446,29 @@ def segmentation_of(
     capture: Capture,
     outputs: Sequence[Result],
     views: Sequence[View],
-    grad_segments: int | str,
+    cuts: Cuts,
     failing: Mapping[Any, str] = NOTHING_FAILS,
     effects: Effects | None = None,
 ) -> Segmentation | None:
     """The segments of the backward; `None` if it is obviously one segment, as for one result."""
     writing = effects is not None and effects.any
     is_plain = not (capture.joins or capture.assigned or views or failing or writing or capture.nodes_with_hooks)
-    if len(outputs) == 1 and grad_segments == 1 and is_plain:
+    if len(outputs) == 1 and cuts.grad_segments == 1 and is_plain and not cuts.is_whole:
         return None
     inputs = _input_edges(capture, outputs)
     results = {result.slot: torch_compat.gradient_edge(result.differentiable) for result in outputs}
-    if grad_segments is WHOLE:
+    if cuts.is_whole:
         views = [view for view in views if view.taker is None]
     bases = [tuple(results[base] for base in view.bases if base in results) for view in views]
     external_views = list(map(external_view, views, bases))
     reject_hooks_outside(capture, results, inputs, external_views, failing)
-    if grad_segments is WHOLE and not (views or writing):
+    if cuts.is_whole and not (views or writing):
         return single_segment(results, inputs, failing)
     positions = (
         positions_of(effects.group_of, results, inputs, external_views, failing) if effects is not None and writing else ()
     )
-    chunks = cut_into(capture, 1 if grad_segments is WHOLE else grad_segments)
-    found = find_segments(results, inputs, chunks, external_views, failing, positions)
+    chunks = cut_into(capture, cuts.grad_segments)
+    found = find_segments(results, inputs, chunks, external_views, failing, positions, cuts.joins_results)
     assert found is not None or not writing, "a result that is an input is no result of the graph"
     return single_segment(results, inputs, failing) if found is None and failing else found
 

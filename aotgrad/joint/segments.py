@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -63,6 +64,28 @@ Chunks = int | Mapping[Primal, int]
 """The number of chunks of equal length; or the bytes of each gradient, for chunks of about equal bytes."""
 
 NOTHING_FAILS: Mapping[Any, str] = {}
+
+ALL_RESULTS = -1
+"""The bit mask of all results."""
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Where a backward is cut into segments.
+
+    Attributes:
+        grad_segments: the number of consecutive segments; see `Options`.
+        joins_results: results share a segment, unless one was computed from the other. So it is for the results of a
+            derivative: usually a backward has gradients for all of them.
+        is_whole: the backward is one segment, whatever its results.
+    """
+
+    grad_segments: int | str = 1
+    joins_results: bool = False
+    is_whole: bool = False
+
+
+UNCUT, WHOLE = Cuts(), Cuts(is_whole=True)
 
 
 @dataclass(frozen=True)
@@ -146,6 +169,7 @@ def find_segments(
     external_views: Sequence[ExternalView] = (),
     failing: Mapping[Any, str] = NOTHING_FAILS,
     effects: Collection[frozenset[int]] = (),
+    joins_results: bool = False,
 ) -> Segmentation | None:
     """The segments of the graph between results and inputs, or `None` if a result is an input: then nothing can be cut.
 
@@ -156,6 +180,7 @@ def find_segments(
         external_views: where gradients leave the graph and may return; one that no result depends on changes nothing.
         failing: the nodes that raise, and their messages.
         effects: the nodes that change tensors in place; see `positions_of`.
+        joins_results: see `Cuts`.
     """
     roots = list(results.values())
     if any(root in inputs for root in roots):
@@ -171,7 +196,8 @@ def find_segments(
     level = levels(*condense(order, successors, group_of), set(group_of.values()))
     level_of = {node: level[group_of.get(node, node)] for node in order}
     behind = dependence(order, successors, [node for group in nodes_at(effects, successors) for node in group])
-    keys: dict[Any, Any] = {node: (reached[node], chunk[node], level_of[node], behind[node], None) for node in order}
+    apart = mask_of_inner_results(successors, roots) if joins_results else ALL_RESULTS
+    keys: dict[Any, Any] = {node: (reached[node] & apart, chunk[node], level_of[node], behind[node], None) for node in order}
     keys.update({node: (0, 0, 0, 0, group) for node, group in group_of.items()})
     segment_of = numbered(keys, successors)
     count = len(set(segment_of.values()))
@@ -184,6 +210,12 @@ def find_segments(
     alone = frozenset().union(*groups)
     takers: dict[GradientTarget, Any] = {external_view_at[edge].slot: external_view_at[edge].taker for edge in left}
     return Segmentation(segment_of, targets, count, materialized, left, alone, tuple(effects), failures, deciding, takers)
+
+
+def mask_of_inner_results(successors: Mapping[Any, Sequence[Any]], roots: Sequence[Edge]) -> int:
+    """The results, as a bit mask, whose gradients others pass gradients to: others were computed from them."""
+    entered = set(itertools.chain.from_iterable(successors.values()))
+    return sum(1 << k for k, (node, *_) in enumerate(roots) if node in entered)
 
 
 def closure_of_group(group: Collection[Any], order: Sequence[Any], successors: Mapping[Any, Sequence[Any]]) -> set[Any]:

@@ -41,7 +41,7 @@ from aotgrad.ir import (
 from aotgrad.joint.attribution import differentiated_as_in_eager
 from aotgrad.joint.backward import cut_into
 from aotgrad.joint.failures import failing_nodes, passed_over
-from aotgrad.joint.segments import CutBackward, Edge, ExternalView, Segmentation, find_segments, taken_apart
+from aotgrad.joint.segments import CutBackward, Cuts, Edge, ExternalView, Segmentation, find_segments, taken_apart
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
@@ -77,7 +77,7 @@ class CapturedFunction:
     """A function and its first trace.
 
     Attributes:
-        grad_segments: the option that it was traced with.
+        cuts: where its backward was cut.
         known: the values that the trace took from its inputs.
         settings: those of the trace.
     """
@@ -86,7 +86,7 @@ class CapturedFunction:
     capture: Capture
     meta: ViewAndMutationMeta
     joint: JointGraph
-    grad_segments: int | str
+    cuts: Cuts
     known: KnownValues | None
     settings: OpSettings
 
@@ -834,8 +834,9 @@ class RerunGraph:
         starts = {edge_of_entry(self.entries[k]): Primal(k) for k in with_grad}
         starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in self.joined})
         failing = passed_over(failing_nodes(self.roots.values())) if function.failures else {}
-        chunks = cut_into(function.capture, function.grad_segments)
-        segmentation = find_segments(edges, starts, chunks, views, failing, function.joint.effects)
+        chunks = cut_into(function.capture, function.cuts.grad_segments)
+        settings = (function.joint.effects, function.cuts.joins_results)
+        segmentation = find_segments(edges, starts, chunks, views, failing, *settings)
         assert segmentation is not None, "the function ran otherwise than when it was first traced"
         if len(segmentation.failures) != function.failures:
             raise HigherOrderError(

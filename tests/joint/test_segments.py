@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aotgrad import torch_compat
 from aotgrad.joint.segments import (
     dependence,
     engine_order,
+    find_segments,
     levels,
     numbered,
     order_for_engine,
     topological_order,
 )
+from aotgrad.slots import Primal, UserOutput
 
 HEADS = {"cos": ["tanh"], "sin": ["tanh"], "tanh": ["mul"], "mul": []}
 """Two heads on a trunk: each node with those that get gradients from it."""
@@ -47,6 +50,26 @@ def test_an_item_that_stands_alone_is_between_two_levels():
     following = {"a": ["f", "d"], "f": ["c"], "d": ["c"], "c": []}
     assert levels(["a", "f", "d", "c"], following, {"f"}) == {"a": 0, "f": 1, "d": 0, "c": 2}
     assert set(levels(["a", "f", "d", "c"], following, set()).values()) == {0}
+
+
+@pytest.mark.parametrize(
+    ("function", "apart", "joined"),
+    [
+        (lambda x: (x.tanh().sin(), x.tanh().cos()), 2, 1),
+        (lambda x: (x.tanh().sin(), x.exp(), x.cos()), 3, 1),
+        (lambda x: ((h := x.tanh()).sin(), h.cos()), 3, 1),
+        (lambda x: ((h := x.tanh()).sin(), h), 2, 2),
+        (lambda x: ((h := x.tanh()).sin(), h.exp(), h), 3, 2),
+        (lambda x: (x.exp(), (h := x.tanh()).sin(), h), 3, 2),
+    ],
+)
+def test_joined_results_are_apart_from_those_that_others_were_computed_from(function, apart: int, joined: int):
+    x = torch.rand(3, requires_grad=True) * 1
+    edges = {UserOutput(k): torch_compat.gradient_edge(result) for k, result in enumerate(function(x))}
+    inputs = {torch_compat.gradient_edge(x): Primal(0)}
+    for joins_results, count in ((False, apart), (True, joined)):
+        found = find_segments(edges, inputs, 1, joins_results=joins_results)
+        assert found is not None and found.count == count
 
 
 class Fan(torch.autograd.Function):
