@@ -296,11 +296,11 @@ def compile(source: Source, compiler: Compiler) -> Stages:
         mode, convention = source.inputs()
         rules = (compiler.backend.decompositions(), source.values, source.islands, compiler.backend.keep)
         capture = capture_function(source.function, convention, mode, *rules)
-        meta = analyze(capture)
+        meta = analyze(capture, compiler.is_derivative)
         if sharing := source.sharing(meta):  # rare: an input that is mutated shares memory with another one
             convention = share_memory(convention, source.args, sharing, mode)
             capture = capture_function(source.function, convention, mode, *rules)
-            meta = analyze(capture)
+            meta = analyze(capture, compiler.is_derivative)
         observe("capture", capture)
         observe("analysis", meta)
         ops = computing_nodes(capture)

@@ -14,8 +14,11 @@ from aotgrad.errors import AOTGradError, CaptureError, EagerError
 from aotgrad.ir import Capture, ViewAndMutationMeta
 
 
-def analyze(capture: Capture) -> ViewAndMutationMeta:
+def analyze(capture: Capture, is_derivative: bool = False) -> ViewAndMutationMeta:
     """Read mutations and aliases off the live functional tensors of a capture.
+
+    Args:
+        is_derivative: the results are gradients; see `analyze_outputs`.
 
     Raises:
         UnsupportedAliasingError, UnsupportedMutationError, UnsupportedOutputError: see `analyze_inputs`, `analyze_outputs`.
@@ -24,7 +27,7 @@ def analyze(capture: Capture) -> ViewAndMutationMeta:
     try:
         with capture.trace.active():
             inputs = analyze_inputs(capture)
-            outputs, bases = analyze_outputs(capture, inputs)
+            outputs, bases = analyze_outputs(capture, inputs, is_derivative)
             versions = versions_of_results(capture, outputs)
     except (AOTGradError, EagerError):
         raise

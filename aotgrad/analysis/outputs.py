@@ -62,16 +62,20 @@ def new_leaves(capture: ir.Capture) -> frozenset[int]:
 
 
 def analyze_outputs(
-    capture: ir.Capture, inputs: Sequence[ir.InputAliasInfo | None]
+    capture: ir.Capture, inputs: Sequence[ir.InputAliasInfo | None], is_derivative: bool = False
 ) -> tuple[tuple[ir.OutputAliasInfo, ...], tuple[ir.BaseInfo, ...]]:
     """Classify every flat output.
+
+    Args:
+        is_derivative: the outputs are gradients. One that shares its memory with no other is no view then, as those of a
+            first backward are none: a view of something hidden would cost an op and an autograd node.
 
     Raises:
         UnsupportedOutputError: an output is an object that no call can recreate.
         UnsupportedAliasingError: no view op and no geometry describes an alias.
     """
     try:
-        return _Outputs(capture, inputs).classify()
+        return _Outputs(capture, inputs, is_derivative).classify()
     except UnsupportedAliasingError as error:
         if capture.returned < len(capture.outputs):
             add_note(error, f"output {capture.returned} and later are views of inputs, used after a write, and not returned")
@@ -81,9 +85,10 @@ def analyze_outputs(
 class _Outputs:
     """The outputs of one capture, classified group by group."""
 
-    def __init__(self, capture: ir.Capture, inputs: Sequence[ir.InputAliasInfo | None]) -> None:
+    def __init__(self, capture: ir.Capture, inputs: Sequence[ir.InputAliasInfo | None], is_derivative: bool) -> None:
         self.capture = capture
         self.inputs = inputs
+        self.is_derivative = is_derivative
         self.infos: dict[int, ir.OutputAliasInfo] = {}
         self.bases: list[ir.BaseInfo] = []
 
@@ -240,7 +245,7 @@ class _Outputs:
             base = value if value._base is None else value._base
             if is_custom_function_view(value, stops={base.grad_fn}):
                 self.infos[position] = ir.CustomFunctionView(value.requires_grad, None, None)
-            elif is_view_of_a_wrapper(value):
+            elif is_view_of_a_wrapper(value) or (self.is_derivative and len(group) == 1 and may_be_fresh(value)):
                 self.infos[position] = self.single(position)
             else:
                 members.append(position)
@@ -435,6 +440,11 @@ def says_it_is_a_view(value: torch.Tensor) -> bool:
     """Whether a tensor is a view for autograd (results of `_unsafe_view` and `detach` are not) that can be replayed."""
     base = value._base
     return base is not None and value.layout is base.layout is torch.strided
+
+
+def may_be_fresh(value: torch.Tensor) -> bool:
+    """Whether a view is the same tensor without its base: it has a history of its own or none, and plain values."""
+    return (value.grad_fn is not None or not value.requires_grad) and not (value.is_conj() or value.is_neg())
 
 
 def is_view_of_a_wrapper(value: torch.Tensor) -> bool:
