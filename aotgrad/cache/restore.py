@@ -7,7 +7,7 @@ Gradients of gradients need the stages; the function is then retraced, once.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -28,13 +28,14 @@ from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, make_backwards
 from aotgrad.runtime.recomputation import (
     NO_INNER_GRADIENTS,
+    NO_SAVED_VALUES,
     Gradients,
     HigherOrder,
     InnerGradients,
     InnerValue,
     Recomputation,
+    SavedValues,
 )
-from aotgrad.slots import Saved
 from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.torch_compat import FakeTensorMode, OpSettings
 from aotgrad.transforms.vmap import CompiledBatches
@@ -203,13 +204,13 @@ class LazyHigherOrder:
         self,
         segment: int,
         call: Recomputation,
-        saved: Mapping[Saved, torch.Tensor | None],
+        saved: SavedValues,
         tangents: Gradients,
         wanted: Sequence[bool],
         inner: InnerGradients = NO_INNER_GRADIENTS,
     ) -> Gradients:
         higher_order, is_same = self.retraced
-        return higher_order(segment, call, saved if is_same else {}, tangents, wanted, inner)
+        return higher_order(segment, call, saved if is_same else NO_SAVED_VALUES, tangents, wanted, inner)
 
     def inner_values(self, segment: int) -> Sequence[InnerValue]:
         return self.retraced[0].inner_values(segment)

@@ -7,6 +7,7 @@ tangents that are defined.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -16,14 +17,15 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout
 from aotgrad.runtime.inlined import InlinedBackward
-from aotgrad.runtime.recomputation import Gradients, InnerGradients, Recomputation, check_version
+from aotgrad.runtime.recomputation import NO_INNER_GRADIENTS, Gradients, InnerGradients, Recomputation, check_version
 from aotgrad.runtime.reused_memory import OF_THREAD, keep_gradients
 from aotgrad.runtime.saved_tensors import (
     KeptTensor,
     keep_all,
     release,
     release_all,
-    saved_by_slot,
+    saved_at,
+    saved_values,
     unpack,
     unpack_and_release,
     unpack_unchanged,
@@ -123,9 +125,9 @@ def run_variant(
     creates_graph = torch.is_grad_enabled()
     is_higher_order = creates_graph or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
     if is_higher_order and (ctx.recomputation is not None or backward.saved_needed(key) != () or ctx.memory):
-        with torch.enable_grad():
-            inner = InnerGradients(stand_ins_of(ctx))
-            gradients = backward.higher_order(recomputation_of(ctx), saved_by_slot(ctx, key), tangents, key.gradients, inner)
+        inner = InnerGradients(stand_ins_of(ctx)) if ctx.stand_ins else NO_INNER_GRADIENTS
+        with contextlib.nullcontext() if creates_graph else torch.enable_grad():
+            gradients = backward.higher_order(recomputation_of(ctx), saved_values(ctx, key), tangents, key.gradients, inner)
         if backward.may_have_stand_ins:
             backward.inner.watch(ctx)
         release(ctx, key)
@@ -153,8 +155,7 @@ def run_with_inner_gradients(
     """The gradients of a node, for gradients of inner values, and of its results if there are any."""
     backward: Backward = ctx.backward
     call = recomputation_of(ctx)
-    found = unpack_unchanged(ctx, range(len(backward.saved_slots)))
-    saved = {slot: found.get(position) for position, slot in enumerate(backward.saved_slots)}
+    saved = saved_at(backward.saved_slots, unpack_unchanged(ctx, range(len(backward.saved_slots))))
     inner = InnerGradients(stand_ins_of(ctx) if torch.is_grad_enabled() else (), arrived)
     gradients = backward.higher_order(call, saved, tangents, key.gradients, inner)
     if any(key.tangents):

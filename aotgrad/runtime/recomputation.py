@@ -7,7 +7,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -125,6 +125,17 @@ class InnerGradients:
 NO_INNER_GRADIENTS = InnerGradients()
 
 
+class SavedValues(NamedTuple):
+    """What the forward saved, in the order of `slots`; `None` for values that are not at hand. `absent`: their positions."""
+
+    slots: tuple[Saved, ...] = ()
+    values: Gradients = ()
+    absent: tuple[int, ...] = ()
+
+
+NO_SAVED_VALUES = SavedValues()
+
+
 class HigherOrder(Protocol):
     """Computes gradients where the compiled backward is not enough; compiles what it needs at the first use."""
 
@@ -132,7 +143,7 @@ class HigherOrder(Protocol):
         self,
         segment: int,
         call: Recomputation,
-        saved: Mapping[Saved, torch.Tensor | None],
+        saved: SavedValues,
         tangents: Gradients,
         wanted: Sequence[bool],
         inner: InnerGradients = NO_INNER_GRADIENTS,
@@ -140,7 +151,7 @@ class HigherOrder(Protocol):
         """Gradients; `None` for those that are unwanted or undefined. They are differentiable if grad mode is on.
 
         Args:
-            saved: what the forward saved; `None` for values that are not at hand, and that the first order does not need.
+            saved: what the forward saved. The first order does not need what is not at hand.
         """
         ...
 

@@ -17,23 +17,29 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.runtime.recomputation import check_version
+from aotgrad.runtime.recomputation import SavedValues, check_version
 from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import Saved
 
 
-def saved_by_slot(ctx: Any, key: VariantKey) -> dict[Saved, torch.Tensor | None]:
-    """The saved tensors, by slot: those that a variant needs, and others if they are at hand and unchanged.
+def saved_values(ctx: Any, key: VariantKey) -> SavedValues:
+    """The saved tensors: those that a variant needs, and others if they are at hand and unchanged.
 
     Raises:
         RuntimeError: eager's, if one that is needed was changed in place or freed.
     """
     slots = ctx.backward.saved_slots
     if ctx.kept is None and (values := torch_compat.saved_tensors_without_hooks(ctx)) is not None:
-        return dict(zip(slots, values[: len(slots)], strict=True))  # stand-ins follow
+        return SavedValues(slots, values)  # stand-ins follow
     found = dict(enumerate(unpack(ctx, key) or (None,) * len(slots)))
     found |= unpack_unchanged(ctx, [position for position, tensor in found.items() if tensor is None])
-    return {slot: found[position] for position, slot in enumerate(slots)}
+    return saved_at(slots, found)
+
+
+def saved_at(slots: tuple[Saved, ...], found: Mapping[int, torch.Tensor | None]) -> SavedValues:
+    """The saved values with those that were found, by position."""
+    values = [found.get(position) for position in range(len(slots))]
+    return SavedValues(slots, values, tuple(position for position, value in enumerate(values) if value is None))
 
 
 def unpack_unchanged(ctx: Any, positions: Sequence[int]) -> dict[int, torch.Tensor]:

@@ -16,7 +16,7 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.fx as fx
@@ -45,7 +45,14 @@ from aotgrad.joint.segments import CutBackward, Cuts, Edge, ExternalView, Segmen
 from aotgrad.passes import KnownValues
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.runtime.recomputation import NO_INNER_GRADIENTS, Gradients, InnerGradients, InnerValue, Recomputation
+from aotgrad.runtime.recomputation import (
+    NO_INNER_GRADIENTS,
+    Gradients,
+    InnerGradients,
+    InnerValue,
+    Recomputation,
+    SavedValues,
+)
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -395,31 +402,36 @@ class CompiledVjp:
         self,
         segment: int,
         call: Recomputation,
-        saved: Mapping[Saved, torch.Tensor | None],
+        saved: SavedValues,
         tangents: Gradients,
         wanted: Sequence[bool],
         inner: InnerGradients = NO_INNER_GRADIENTS,
     ) -> Gradients:
-        defined = tuple(k for k, tangent in enumerate(tangents) if tangent is not None)
+        defined = positions_of_tensors(tangents)
         use = InnerUse.of(inner)
         present = {} if use.is_last else dict(call.present_results())
         settings = torch_compat.OpSettings.now()
-        absent = tuple(slot for slot, tensor in saved.items() if tensor is None)
-        key = (segment, defined, tuple(wanted), tuple(present), settings, use, absent)
+        key = (segment, defined, tuple(wanted), tuple(present), settings, use, len(saved.values), saved.absent)
         prepared = self.prepared.get(key)
         if prepared is None:
-            prepared = self.prepared[key] = self.prepare(*key[:-1], [slot for slot in saved if slot not in absent])
-        others = [*(tangents[k] for k in defined), *(inner.tangents[k] for k in use.defined), *present.values()]
-        others += [*inner.stand_ins, *map(without_history, map(saved.__getitem__, prepared.saved))]
-        is_repeated = settings == self.function.settings and call.random_state is None
-        with contextlib.nullcontext() if is_repeated else self.settings_of(call):
-            are_unchanged = not self.function.changed_later and call.inputs_are_unchanged(self.versions_of)
-            values = [*(call.primals if are_unchanged else self.function.inputs_for(call.primals, segment)), *others]
-            if usual := self.plans.cache.fast_path(values, prepared.key):
-                if not are_unchanged:
-                    self.function.check_unchanged(call, self.function.read_by(usual.executable))
-                return usual.run(values)
-            return self.call_with(prepared, call, [*self.function.inputs_for(call.primals, segment), *others])
+            prepared = self.prepared[key] = self.prepare(*key[:6], saved)
+        others = [*[tangents[k] for k in defined], *[inner.tangents[k] for k in use.defined], *present.values()]
+        others += [*inner.stand_ins, *[without_history(saved.values[k]) for k in prepared.saved]]
+        if prepared.has_settings_of_trace and call.random_state is None:
+            return self.run(prepared, call, others)
+        with self.settings_of(call):
+            return self.run(prepared, call, others)
+
+    def run(self, prepared: PreparedVjp, call: Recomputation, others: Sequence[Any]) -> Gradients:
+        """The gradients, with the settings of the call. `others` are the arguments of the vjp after the inputs."""
+        segment = prepared.vjp.segment
+        are_unchanged = not self.function.changed_later and call.inputs_are_unchanged(self.versions_of)
+        values = [*(call.primals if are_unchanged else self.function.inputs_for(call.primals, segment)), *others]
+        if usual := self.plans.cache.fast_path(values, prepared.key):
+            if not are_unchanged:
+                self.function.check_unchanged(call, self.function.read_by(usual.executable))
+            return usual.run(values)
+        return self.call_with(prepared, call, [*self.function.inputs_for(call.primals, segment), *others])
 
     @contextlib.contextmanager
     def settings_of(self, call: Recomputation) -> Iterator[None]:
@@ -470,7 +482,7 @@ class CompiledVjp:
         present: tuple[int, ...],
         settings: OpSettings,
         inner: InnerUse,
-        saved: Sequence[Saved],
+        saved: SavedValues,
     ) -> PreparedVjp:
         """What calls have in common that differentiate a segment in one way; see `SegmentVjp`.
 
@@ -481,17 +493,18 @@ class CompiledVjp:
         self.function.reject_lost_changes()
         self.function.reject_draws()
         results = tuple(self.function.returned[position] for position in present)
-        slots = self.function.reusable(saved)
+        position_of = {slot: k for k, slot in enumerate(saved.slots) if k not in saved.absent}
+        slots = self.function.reusable(position_of)
         names = tuple(slot.name for slot in slots)
         vjp = SegmentVjp(self.function, segment, defined, wanted, results, names, settings, inner)
         others = len(self.function.tensor_inputs) + len(defined) + len(present) + len(inner.defined) + inner.stand_ins
         tangents = [self.function.segments[segment].tangents[k] for k in defined]
         sizes = self.function.symbolic_sizes(tangents, inner, results, slots)
-        return PreparedVjp(vjp, slots, self.function.known_values(names, others), sizes)
+        positions, is_repeated = tuple(position_of[slot] for slot in slots), settings == self.function.settings
+        return PreparedVjp(vjp, positions, self.function.known_values(names, others), sizes, is_repeated)
 
 
-@dataclass(frozen=True)
-class InnerUse:
+class InnerUse(NamedTuple):
     """What a vjp does with inner values.
 
     `defined` are those that a gradient has arrived at. `stand_ins` is the number of stand-ins that it takes. It is `last` if
@@ -504,8 +517,7 @@ class InnerUse:
 
     @classmethod
     def of(cls, inner: InnerGradients) -> InnerUse:
-        defined = tuple(k for k, tangent in enumerate(inner.tangents) if tangent is not None)
-        return cls(defined, len(inner.stand_ins), not torch.is_grad_enabled())
+        return cls(positions_of_tensors(inner.tangents), len(inner.stand_ins), not torch.is_grad_enabled())
 
     @property
     def any(self) -> bool:
@@ -517,19 +529,26 @@ class PreparedVjp:
     """A function to trace, and what its calls take.
 
     Attributes:
-        saved: the saved values that are arguments.
+        saved: the positions of the saved values that are arguments.
         known: what these, and other arguments, already contain of what the function computes.
         symbolic: the sizes that no plan depends on; plans then depend on no number either. `None`: a plan is for one size.
+        has_settings_of_trace: whether the settings around the backward are those of the function's trace.
     """
 
     vjp: SegmentVjp
-    saved: tuple[Saved, ...]
+    saved: tuple[int, ...]
     known: KnownValues | None
     symbolic: Mapping[int, frozenset[int]] | None
+    has_settings_of_trace: bool
 
     @property
     def key(self) -> Hashable:
         return self.vjp.key
+
+
+def positions_of_tensors(values: Gradients) -> tuple[int, ...]:
+    """The positions of the values that are not `None`."""
+    return tuple([k for k, value in enumerate(values) if value is not None])
 
 
 def usable(primal: Any) -> Any:
