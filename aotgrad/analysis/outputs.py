@@ -220,11 +220,13 @@ class _Outputs:
 
     def parent_of(self, position: int, value: torch.Tensor) -> int | None:
         """The nearest other output that `value` is a view of, by its history, or else by its `_base`."""
+        storage = _storage_or_none(value)
         others = {
             k: other
             for k, other in enumerate(self.capture.outputs)
             if isinstance(other, torch.Tensor)
             and other is not value
+            and _storage_or_none(other) == storage  # results of one op have one history
             and all(other is not argument for argument in self.capture.arguments)
         }
         made = {other.grad_fn: k for k, other in reversed(others.items()) if other.grad_fn is not None}

@@ -21,6 +21,21 @@ from .cases import Case, Cases
 CASES = Cases()
 
 
+# --- Outputs of one op ----------------------------------------------------------------------------------------------
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def one_result_of_an_op_and_a_view_of_another(x):
+    variance, mean = torch.var_mean(x, 0)
+    return variance, mean.unsqueeze(0)
+
+
+@CASES.add(lambda: (leaf(4, 3),))
+def both_results_of_an_op_and_a_view(x):
+    variance, mean = torch.var_mean(x, 0)
+    return mean.view(3, 1), variance, mean
+
+
 # --- Outputs that are inputs -----------------------------------------------------------------------------------------
 
 
