@@ -179,6 +179,7 @@ NEED_STATIC_SIZES = (
     "with symbolic sizes/strides",
     "tried to directly modify sizes for customized tensor",
     "Expected IntList but got GenericList",
+    "SymIntArrayRef expected to contain only concrete integers",
 )
 """Parts of torch's messages where C++ reads or sets a size as a plain number."""
 

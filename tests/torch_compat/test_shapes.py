@@ -77,6 +77,15 @@ def test_an_op_that_wants_plain_sizes_in_cpp_says_so(fake_mode):
     assert compat.lacks_shape_function(raised.value)
 
 
+def test_a_list_of_sizes_that_must_be_plain_says_so(fake_mode):
+    x, weight = symbolic(fake_mode, 2, 3, 6, 6).requires_grad_(), symbolic(fake_mode, 4, 3, 3, 3)
+    with pytest.raises(RuntimeError, match=compat.NEED_STATIC_SIZES[3]) as raised, fake_mode:
+        result = torch.nn.functional.conv2d(x, weight, padding="same")
+        (gradient,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        torch.autograd.grad(gradient.sin().sum(), x)
+    assert compat.lacks_shape_function(raised.value)
+
+
 def test_a_fake_with_symbolic_sizes_in_memory_of_its_own():
     mode, fake = symbolic_fake()
     storage = compat.meta_storage(compat.storage_bytes(fake))
