@@ -104,7 +104,7 @@ class BackwardOfCall:
         read, ops, left = dict[fx.Node, None](), dict(self.ops), list(self.ops)
         while left:
             for arg in left.pop().all_input_nodes:
-                if arg not in ends and (arg in self.forward.ops or (may_be_passed(arg) and self.may_be_inside(arg))):
+                if arg not in ends and (arg in self.forward.ops or self.may_be_inside(arg)):
                     left += [] if arg in ops else [arg]
                     ops[arg] = None
                 elif arg not in self.ops:
@@ -112,7 +112,12 @@ class BackwardOfCall:
         return read, ops
 
     def may_be_inside(self, node: fx.Node) -> bool:
-        """Whether the backward may compute a value itself: one of a call, an alias, or one that no gradient leads to."""
+        """Whether the backward may compute a value itself: one of a call, an alias, or one that no gradient leads to.
+
+        It computes numbers that come after its first op, as the sizes of its own values.
+        """
+        if not may_be_passed(node):
+            return node.op == "call_function" and next(iter(self.ops)) < node
         is_of_run = is_of_any_backward(node) and run_of(node) == self.run
         is_inside = is_of_run or MARK in node.meta or node.target is torch.ops.aten.detach.default
         return is_inside and node not in self.dependent
@@ -153,11 +158,27 @@ def has_other_readers(node: fx.Node, nodes: Mapping[fx.Node, None]) -> bool:
     return any(user not in nodes for user in node.users)
 
 
-def with_sums(ops: Mapping[fx.Node, None]) -> dict[fx.Node, None]:
-    """The ops of a backward, and the sums of the engine among them: read by these ops alone, and of their results."""
-    found = dict(ops)
-    sums = dict.fromkeys(user for node in ops for user in node.users if user not in ops and user.op != "output")
-    for node in sorted(sums):
-        if all(arg in found for arg in node.all_input_nodes) and not has_other_readers(node, found):
-            found[node] = None
+def with_sums(ops: Mapping[fx.Node, None], dependent: Collection[fx.Node]) -> dict[fx.Node, None]:
+    """The ops of a backward, and the sums of the engine among them: read by these ops alone, and of their results.
+
+    A term may be the gradient that enters the backward. `dependent`: all gradients.
+    """
+    if not ops:
+        return {}
+    first, last = min(ops), max(ops)
+    entering = {arg for arg in inputs_of_all(ops) if arg in dependent and arg < first and may_be_passed(arg)}
+    found, node = set(ops), first
+    while node is not last:
+        node, args = node.next, node.next.all_input_nodes
+        if found.intersection(args) and (found | entering).issuperset(args):
+            found.add(node)
+    while outside := [node for node in found if node not in ops and is_of_others(node, found, entering)]:
+        found.difference_update(outside)
     return dict.fromkeys(sorted(found))
+
+
+def is_of_others(node: fx.Node, nodes: Collection[fx.Node], entering: Collection[fx.Node]) -> bool:
+    """Whether others than `nodes` read a node, or compute a value that it reads."""
+    return any(user not in nodes for user in node.users) or not all(
+        arg in nodes or arg in entering for arg in node.all_input_nodes
+    )

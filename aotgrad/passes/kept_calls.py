@@ -27,6 +27,7 @@ from aotgrad.passes.backward_of_call import StaysApart, is_of_any_backward
 from aotgrad.passes.common_subexpressions import CommonSubexpressionElimination
 from aotgrad.passes.dead_code import erase_unused, must_stay
 from aotgrad.passes.fold_call import fold
+from aotgrad.passes.known_values import read_sizes_of_inputs
 from aotgrad.passes.parts_of_call import Dependents, PartsOfCall
 from aotgrad.slots import Tangent
 
@@ -39,6 +40,7 @@ def keep_calls(joint: JointGraph, calls: Sequence[KeptCall]) -> JointGraph:
         return joint
     joint = CommonSubexpressionElimination(merges=is_of_second_run).apply(joint)
     graph = joint.module.graph
+    read_sizes_of_inputs(joint)
     # A result or gradient that nobody reads may be a view that the plan makes of what others read.
     results = {node for call in calls for node in (*call.results, *call.noted_gradients())}
     erase_unused(graph, lambda node: node in results or must_stay(node))

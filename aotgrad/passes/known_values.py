@@ -29,7 +29,7 @@ from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS, bound_symbol
 from aotgrad.ir import JointGraph
 from aotgrad.passes.dead_code import DeadCodeElimination
-from aotgrad.slots import FORWARD_RESULTS
+from aotgrad.slots import FORWARD_RESULTS, Tangent
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def take_known_values(joint: JointGraph, known: KnownValues | None) -> JointGrap
         if source is not None and node.op == "call_function" and same_layout(node, source):
             node.replace_all_uses_with(source)
             taken.append((node, source))
-    read_sizes_of_inputs(joint.module.graph, taken)
+    read_sizes_of_inputs(joint, taken)
     joint = DeadCodeElimination().apply(joint)
     joint.module.recompile()
     return joint
@@ -112,18 +112,20 @@ class Numbering:
         return self.numbers.setdefault(key, len(self.numbers))
 
 
-def read_sizes_of_inputs(graph: fx.Graph, taken: Sequence[tuple[fx.Node, fx.Node]]) -> None:
+def read_sizes_of_inputs(joint: JointGraph, taken: Sequence[tuple[fx.Node, fx.Node]] = ()) -> None:
     """Read sizes from inputs that have them, where possible: a value need not be computed for its size alone.
+
+    Not from tangents: neither the forward nor another segment of the backward has them.
 
     Args:
         taken: nodes, and the inputs that have replaced them.
     """
-    inputs = graph.find_nodes(op="placeholder")
+    inputs = [node for slot, node in joint.placeholders.items() if not isinstance(slot, Tangent)]
     places: dict[Any, tuple[fx.Node, int]] = {}
     for node, source in (*zip(inputs, inputs, strict=True), *taken):
         for dim, size in enumerate(getattr(node.meta["val"], "shape", ())):
             places.setdefault(torch_compat.expression_of(size), (source, dim))
-    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
+    for node in joint.module.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_size.int):
         node.args = places.get(torch_compat.expression_of(node.meta["val"]), node.args)
 
 

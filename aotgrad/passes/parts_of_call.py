@@ -28,6 +28,7 @@ from aotgrad.passes.backward_of_call import (
     run_of,
     with_sums,
 )
+from aotgrad.passes.ops import computes
 
 Dependents = Mapping[Run, Collection[fx.Node]]
 """The gradients in a graph, by the backward that computes them, or starts from them."""
@@ -75,7 +76,7 @@ class PartsOfCall:
         ops = dict.fromkeys(node for node in of_run if node in dependent)
         if computed.call.casts:
             ops = {node: None for node in ops if not (is_cast(node) and has_other_readers(node, ops))}
-        return BackwardOfCall(computed, run, with_sums(ops), gradients_by_node(computed.call, run), dependent)
+        return BackwardOfCall(computed, run, with_sums(ops, dependent), gradients_by_node(computed.call, run), dependent)
 
     @functools.cached_property
     def ops(self) -> set[fx.Node]:
@@ -105,9 +106,22 @@ class PartsOfCall:
             backward.check()
 
     def inner_values(self) -> list[fx.Node]:
-        """The values between arguments and results that others use."""
-        ops = self.ops
-        return [node for node in self.computed.ops if node not in self.results and self.is_read_by_others(node, ops)]
+        """The values between arguments and results that others use, and that are more than views of arguments or numbers.
+
+        Others compute those themselves.
+        """
+        ops, own = self.ops, {*self.results, *self.views_of_arguments}
+        return [node for node in self.computed.ops if node not in own and self.is_read_by_others(node, ops)]
+
+    @property
+    def views_of_arguments(self) -> set[fx.Node]:
+        """The views of arguments in the call, and the numbers that follow from them."""
+        found = set[fx.Node]()
+        for node in self.computed.ops:
+            behind = (arg for arg in node.all_input_nodes if arg in self.computed.ops)
+            if not computes(node) and found.issuperset(behind):
+                found.add(node)
+        return found
 
     def is_read_by_others(self, node: fx.Node, ops: Collection[fx.Node]) -> bool:
         others = [user for user in node.users if user not in ops]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 import runpy
 
@@ -18,6 +19,8 @@ from aotgrad.errors import BackendError
 from aotgrad.printing.graphs import body_lines, graph_text
 
 KEPT = {F.linear, F.layer_norm, F.scaled_dot_product_attention, F.interpolate, F.cross_entropy, F.conv2d, F.gelu, F.dropout}
+BCE = F.binary_cross_entropy_with_logits
+KEPT |= {BCE, torch.var, F.group_norm}
 KEPT |= {torch.einsum, torch.reshape, torch.Tensor.matmul, F.batch_norm, F.relu, torch.chunk, F.embedding, torch.linalg.norm}
 
 
@@ -85,6 +88,10 @@ def assert_like_eager(function, backend, args, order=1, dynamo=False, tolerance=
     return compiled
 
 
+def assert_close_to_eager(function, compiled, args):
+    torch.testing.assert_close(results_and_gradients(compiled, args), results_and_gradients(function, args))
+
+
 both_frontends = pytest.mark.parametrize("dynamo", [False, True], ids=["aot_function", "dynamo"])
 
 
@@ -131,6 +138,8 @@ def test_eager_halves_run_kept_calls(name):
     graph = compiled.plans()[0].executable.partition.forward.module.graph
     assert kept[0] in {getattr(node.target, "__name__", None) for node in graph.nodes}
 
+
+GROUP_NORM = (lambda x, w, b: F.group_norm(x, 2, w, b), [(3, 4, 5), (4,), (4,)], ["group_norm"])
 
 APART = {
     "draws": (lambda x: F.dropout(x, 0.5), [(3, 4)]),
@@ -197,6 +206,43 @@ def test_casts_inside_of_a_call_take_it_apart():
     assert backend.kept() == []
 
 
+SYMBOLIC = {
+    "mask": CASES["mask"],
+    # The engine adds terms inside of its backward, one of which is the tangent.
+    "interpolate": (CASES["interpolate"][0], [(2, 2, 3, 4)], ["interpolate"]),
+    "loss": (lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()), [(3, 4), (3, 4)], [BCE.__name__]),
+    "variance": (lambda x: torch.var(x, 1).sin(), [(3, 4)], ["var"]),
+    "same": (lambda x, w: F.conv2d(x, w, padding="same").sin(), [(2, 3, 6, 6), (4, 3, 2, 2)], ["conv2d"]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("name", SYMBOLIC)
+def test_backwards_that_compute_with_sizes_are_one_node(name):
+    function, shapes, kept = SYMBOLIC[name]
+    backend = Keeping()
+    compiled = assert_like_eager(function, backend, tensors(*shapes), dynamic=True)
+    assert backend.kept() == kept and backend.kept("backward") == [f"{each}_backward" for each in kept]
+    shape, *others = shapes
+    longer = tensors((shape[0] + 2, *shape[1:]), *([(shape[0] + 2, *o[1:]) if o == shape else o for o in others]))
+    assert_close_to_eager(function, compiled, longer)
+    assert len(compiled.plans()) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
+@pytest.mark.parametrize("name", ["linear_returned", "einsum", "group_norm", "same"])
+def test_gradients_of_gradients_with_symbolic_sizes(name):
+    function, shapes, _ = {**CASES, **SYMBOLIC, "group_norm": GROUP_NORM}[name]
+    assert_like_eager(lambda *args: function(*args).sin(), Keeping(), tensors(*shapes), order=2, dynamic=True)
+
+
+def test_under_vmap_a_call_is_taken_apart():
+    function = lambda x, w: torch.vmap(lambda x: F.linear(x, w).sin())(x)  # noqa: E731
+    backend = Keeping()
+    assert_like_eager(function, backend, tensors((2, 3, 4), (5, 4)))
+    assert backend.kept() == [] == backend.kept("backward")
+
+
 @pytest.mark.parametrize("name", ["linear", "linear_returned", "reshape_that_copies"])
 def test_symbolic_sizes(name):
     function, shapes, kept = CASES[name]
@@ -205,7 +251,7 @@ def test_symbolic_sizes(name):
     assert set(kept) <= set(backend.kept())
     (first, *rest) = shapes
     args = tensors((first[0] + 4, *first[1:]), *rest) if name != "reshape_that_copies" else tensors(first)
-    torch.testing.assert_close(results_and_gradients(compiled, args), results_and_gradients(function, args))
+    assert_close_to_eager(function, compiled, args)
     assert len(compiled.plans()) == 1
 
 
@@ -299,8 +345,7 @@ def test_numbers_of_a_call_are_given_to_its_gradients():
     (target,) = backend.targets("backward")
     assert target.args == (CallArgument("args[0]"), (CallArgument("args[1][0]"), -1))
     assert "args[1][0]" in target.inputs
-    args = tensors((8, 4), (16, 2))
-    torch.testing.assert_close(results_and_gradients(compiled, args), results_and_gradients(function, args))
+    assert_close_to_eager(function, compiled, tensors((8, 4), (16, 2)))
     assert len(compiled.plans()) == 1
 
 
@@ -352,9 +397,7 @@ doubling = Doubling()
 
 
 @pytest.mark.parametrize(
-    ("name", "dynamic"),  # with a mask and dynamic sizes, attention is taken apart
-    [(name, False) for name in ("linear", "layer_norm", "mask", "two_results")]
-    + [(name, True) for name in ("linear", "layer_norm", "two_results")],
+    ("name", "dynamic"), [*itertools.product(("linear", "layer_norm", "mask", "two_results"), (False, True))]
 )
 def test_a_script_has_the_gradients_of_kept_calls(name, dynamic, tmp_path):
     function, shapes, kept = CASES[name]
