@@ -112,7 +112,9 @@ class KeptCalls:
 
     def finish(self, kept: KeptCall, result: Any, tensors: list[torch.Tensor]) -> bool:
         """Note what the call returned. Returns whether it computes new tensors of its arguments, and does no more."""
-        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        is_list = isinstance(result, (tuple, list))
+        given = {k: each for k, each in enumerate(result if is_list else [result]) if each is not None}
+        results = list(given.values())
         if not results or not all(torch_compat.any_functional([each]) for each in results):
             return False
         if sum(each.requires_grad for each in results) > 1:
@@ -124,7 +126,7 @@ class KeptCalls:
             return False  # it has changed an argument
         kept.last = torch_compat.sequence_nr()
         kept.results = tuple(map(self.trace.node_of, results))
-        kept.returns_list = isinstance(result, (tuple, list))
+        kept.items, kept.count = (tuple(given), len(result)) if is_list else (None, 1)
         return len(set(kept.results)) == len(kept.results)
 
 

@@ -51,8 +51,9 @@ class KeptCall:
         edges: where the gradients of these tensors arrive -> where the tensors are.
         first, last: the sequence number of the next autograd node when the call began and ended.
         casts: autocast was on.
-        results: the nodes of what it returned.
-        returns_list: it returned a tuple or list of tensors.
+        results: the nodes of the tensors that it returned.
+        items: where these are in the tuple or list that it returned, with `None` elsewhere; `None`: it returned a tensor.
+        count: the length of that tuple or list.
         gradients: what the traces of backwards found.
     """
 
@@ -65,12 +66,18 @@ class KeptCall:
     casts: bool
     last: int = 0
     results: tuple[fx.Node, ...] = ()
-    returns_list: bool = False
+    items: tuple[int, ...] | None = None
+    count: int = 0
     gradients: dict[Run, NotedGradients] = field(default_factory=dict)
 
     def holds(self, node: Any) -> bool:
         """Whether the call made an autograd node."""
         return self.first <= torch_compat.node_sequence_nr(node) < self.last
+
+    def named_results(self) -> dict[fx.Node, str]:
+        """The results, each with its name, as in `KeptBackward.inputs`."""
+        names = ["result"] if self.items is None else [f"result[{k}]" for k in self.items]
+        return dict(zip(self.results, names, strict=True))
 
     def noted_gradients(self) -> Iterator[fx.Node]:
         return (node for noted in self.gradients.values() for _, node in noted.found.values())

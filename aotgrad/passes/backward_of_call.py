@@ -90,7 +90,7 @@ class BackwardOfCall:
             raise StaysApart("its backward draws random numbers, or has an effect")
         read |= dict.fromkeys(filter(op_table.is_symbolic_value, arguments))
         names = {self.tangent: "tangent", **arguments}
-        names |= {node: f"result[{k}]" if call.returns_list else "result" for k, node in enumerate(call.results)}
+        names |= call.named_results()
         named = {node: name for node, name in names.items() if node in read}
         others = {node: "constant" if node.op == "get_attr" else "size" for node in read if node not in named}
         if any(map(may_be_passed, others)):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,17 +144,17 @@ def call_as_node(parts: PartsOfCall) -> list[fx.Node]:
         node = first.graph.call_function(call.function, parts.args, dict(parts.kwargs))
     copy_origin(node, parts.results[0])
     node.meta[KEPT_FUNCTION] = call.function
-    if call.returns_list:
-        return items_as_nodes(node, parts.results)
+    if call.items is not None:
+        return items_as_nodes(node, dict(zip(call.items, parts.results, strict=True)), call.count)
     node.meta["val"] = parts.results[0].meta["val"]
     return [node]
 
 
-def items_as_nodes(node: fx.Node, like: Sequence[fx.Node]) -> list[fx.Node]:
-    """The items of a node's value, in place of other nodes."""
+def items_as_nodes(node: fx.Node, like: Mapping[int, fx.Node], count: int) -> list[fx.Node]:
+    """Items of a node's value, which has `count` of them, in place of other nodes. The rest of them is `None`."""
     items, last = [], node
-    node.meta["val"] = tuple(old.meta["val"] for old in like)
-    for k, old in enumerate(like):
+    node.meta["val"] = tuple(like[k].meta["val"] if k in like else None for k in range(count))
+    for k, old in like.items():
         with node.graph.inserting_after(last):
             last = node.graph.call_function(operator.getitem, (node, k))
         copy_origin(last, old)
@@ -216,4 +216,4 @@ class FoldedBackward:
                 view = view_as(tangent, sizes_like(value, value), result)
             copy_origin(view, last)
             node.replace_input_with(tangent, view)
-        return items_as_nodes(node, self.outputs)
+        return items_as_nodes(node, dict(enumerate(self.outputs)), len(self.outputs))

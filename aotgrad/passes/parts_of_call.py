@@ -137,7 +137,7 @@ def casts_of_arguments(names: Iterable[fx.Node], ops: Mapping[fx.Node, None]) ->
     found: dict[fx.Node, fx.Node] = {}
     known = {*ops, *inputs_of_all(ops)}
     for argument in names:
-        readers = [node for node in argument.users if node in known]
+        readers = [node for node in argument.users if node in known and not op_table.is_symbolic_value(node)]
         if len(readers) == 1 and is_cast(readers[0]):
             found[argument] = readers[0]
     return found

@@ -196,6 +196,16 @@ def test_under_autocast_the_casts_are_around_the_call(dynamo):
     assert backend.kept("backward") == ["linear_backward", "linear_backward"]
 
 
+def test_under_autocast_with_symbolic_sizes():
+    def function(x, w):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return F.linear(x, w).sin()
+
+    backend = Keeping()
+    assert_like_eager(function, backend, tensors((2, 3, 4), (5, 4)), tolerance=0.05, dynamic=True)
+    assert backend.kept() == ["linear"] and backend.kept("backward") == ["linear_backward"]
+
+
 def test_casts_inside_of_a_call_take_it_apart():
     def function(x, w):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -234,6 +244,32 @@ def test_backwards_that_compute_with_sizes_are_one_node(name):
 def test_gradients_of_gradients_with_symbolic_sizes(name):
     function, shapes, _ = {**CASES, **SYMBOLIC, "group_norm": GROUP_NORM}[name]
     assert_like_eager(lambda *args: function(*args).sin(), Keeping(), tensors(*shapes), order=2, dynamic=True)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_call_that_returns_none_beside_a_tensor(dynamic, dtype):
+    def function(x, w, bias, out, out_bias):
+        projections = (w, bias, None, None, False, 0.0, out, out_bias)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype is not torch.float32):
+            result, weights = F.multi_head_attention_forward(x, x, x, 8, 2, *projections, need_weights=False)
+        assert weights is None
+        return result.sin()
+
+    backend, args = Keeping({F.multi_head_attention_forward}), tensors((5, 2, 8), (24, 8), (24,), (8, 8), (8,))
+    tolerance = None if dtype is torch.float32 else 0.05
+    compiled = assert_like_eager(function, backend, args, tolerance=tolerance, dynamic=dynamic)
+    assert compiled(*args).dtype is dtype
+    assert backend.kept() == ["multi_head_attention_forward"]
+    (target,) = backend.targets("backward")
+    assert target.inputs[:2] == ("tangent", "args[0], args[1], args[2]")
+
+
+def test_a_call_that_returns_none_behind_dynamo():
+    layer, (x,) = nn.MultiheadAttention(8, 2), tensors((5, 2, 8))
+    backend = Keeping({F.multi_head_attention_forward})
+    assert_like_eager(lambda x: layer(x, x, x, need_weights=False)[0].sin(), backend, [x], dynamo=True)
+    assert backend.kept() == ["multi_head_attention_forward"]
 
 
 def test_under_vmap_a_call_is_taken_apart():
