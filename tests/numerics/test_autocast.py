@@ -155,3 +155,13 @@ def test_autocast_is_off_while_passes_and_compilers_run() -> None:
     )
     differentiate(f, BF16, contextlib.nullcontext)
     assert len(seen) == 6 and not any(seen.values()), seen
+
+
+@pytest.mark.xfail(strict=True, reason="the kernel of the op multiplies matrices under autocast; a graph runs it without")
+def test_a_kernel_that_calls_an_op_of_autocast():
+    def function(theta):
+        with torch.autocast("cpu", torch.bfloat16):
+            return torch.nn.functional.affine_grid(theta, (2, 2, 3, 3), align_corners=False)
+
+    theta = torch.randn(2, 2, 3)
+    assert aotgrad.aot_function(function, "eager")(theta).dtype is function(theta).dtype is torch.bfloat16
