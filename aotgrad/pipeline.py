@@ -32,6 +32,7 @@ from aotgrad.capture.fake import find_fake_mode, make_input_specs
 from aotgrad.capture.garbage import collection_paused
 from aotgrad.capture.kernels import reject_kernels_in_shared_memory
 from aotgrad.capture.trace import FlatFunction, capture_function
+from aotgrad.capture.trace_state import TraceState
 from aotgrad.capture.values import ValueReads
 from aotgrad.convention import MemorySharing, share_memory
 from aotgrad.graph import op_table
@@ -57,6 +58,7 @@ from aotgrad.options import Options, budget_of, host_bytes_of
 from aotgrad.partition import Objective, functionalize_rng
 from aotgrad.partition import partition as partition_joint
 from aotgrad.plan_cache.eager_fallback import with_eager_backwards
+from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.unfinished import leaving_unfinished
 from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.emit import build, emit, make_backwards
@@ -158,11 +160,27 @@ class Executable(Traced):
 class SmallGraph(Traced):
     """A function that is not worth compiling, for a reason: the original runs instead.
 
-    `ops` is how many of its ops compute something.
+    Attributes:
+        ops: how many of its ops compute something.
+        repeated: the function, for the same inputs.
+        compiler: what would compile it.
+        state: the global state of its trace.
     """
 
     ops: int
     reason: str
+    repeated: Source
+    compiler: Compiler
+    state: TraceState
+
+    @functools.cached_property
+    def compiled(self) -> Executable:
+        """The function as graphs, for a process that does not have it. Their ops run one by one, as the original's do."""
+        compiler = self.compiler if self.compiler.backend.keep else replace(self.compiler, backend=EAGER)
+        with COMPILING, self.state.active(), torch_compat.outside_transforms():
+            made = compile_traced(Traced(self.capture, self.meta), self.repeated, compiler, compiler.observer())
+        assert isinstance(made, Executable), "a tracer compiles small functions, too"
+        return made
 
     @property
     def source(self) -> str:
@@ -305,10 +323,17 @@ def compile(source: Source, compiler: Compiler) -> Stages:
         observe("analysis", meta)
         ops = computing_nodes(capture)
         if (reason := reason_to_run_eagerly(ops, compiler)) is not None:
-            small = SmallGraph(capture, meta, len(ops), reason)
+            repeated = Source(source.function, (), (), repeated=(mode, convention), islands=source.islands)
+            small = SmallGraph(capture, meta, len(ops), reason, repeated, compiler, TraceState.now())
             observe("small graph", small)
             return small
-        compiler = source.compiler_of_trace(compiler)
+    return compile_traced(Traced(capture, meta), source, source.compiler_of_trace(compiler), observe)
+
+
+def compile_traced(traced: Traced, source: Source, compiler: Compiler, observe: Observer) -> Executable | TracedJoint:
+    """The stages after the analysis, once for each trace: the joint graph continues it."""
+    with collection_paused():
+        capture, meta = traced.capture, traced.meta
         joint = build_joint(capture, meta, compiler.cuts)
         joint = passes.keep_calls(joint, capture.trace.kept_calls)
         joint = run_joint_passes(joint, source, compiler, observe)

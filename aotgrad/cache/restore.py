@@ -6,8 +6,7 @@ Gradients of gradients need the stages; the function is then retraced, once.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -19,6 +18,7 @@ from aotgrad.cache.entry import StoredPlan
 from aotgrad.cache.graphs import NO_ATTRIBUTES, Attributes, Origins, StoredHalf, digest_of, functions_by_name, text_of
 from aotgrad.cache.serialize import Encoder
 from aotgrad.capture.trace import FlatFunction
+from aotgrad.capture.trace_state import TraceState
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import ContractError, NoPlanError
 from aotgrad.ir import BackwardSegment, GraphHalf, InputAliasInfo, InputSpec, JointGraph
@@ -37,7 +37,7 @@ from aotgrad.runtime.recomputation import (
     SavedValues,
 )
 from aotgrad.telemetry.graph_names import GraphNames
-from aotgrad.torch_compat import FakeTensorMode, OpSettings
+from aotgrad.torch_compat import FakeTensorMode
 from aotgrad.transforms.vmap import CompiledBatches
 
 
@@ -111,40 +111,6 @@ def reject_retrace() -> NoReturn:
         "gradients of gradients (create_graph=True) need the original function, which is not in the file: load it with "
         "recompile=True"
     )
-
-
-GLOBAL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
-    (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
-    (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
-    (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
-)
-"""Global state that decides what is traced, and may differ in a backward: getters and setters."""
-
-
-@dataclass(frozen=True)
-class TraceState:
-    """The global state of a trace, as far as it may differ in a backward."""
-
-    grad_mode: bool
-    settings: OpSettings
-    flags: tuple[Any, ...]
-
-    @classmethod
-    def now(cls) -> TraceState:
-        return cls(torch.is_grad_enabled(), OpSettings.now(), tuple(read() for read, _ in GLOBAL_FLAGS))
-
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for (read, write), value in zip(GLOBAL_FLAGS, self.flags, strict=True):
-                if read() != value:
-                    stack.callback(write, read())
-                    write(value)
-            stack.enter_context(torch.set_grad_enabled(self.grad_mode))
-            stack.enter_context(self.settings.active())
-            yield
 
 
 @dataclass(frozen=True)

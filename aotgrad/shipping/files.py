@@ -33,7 +33,7 @@ from aotgrad.shipping.closed_over import LoadedTensors, SavedTensors, closed_ove
 from aotgrad.shipping.code import ShippedCode
 from aotgrad.shipping.key_form import NoForm, call_form
 from aotgrad.shipping.loaded import FiledPlan, LoadedPlans
-from aotgrad.shipping.record import kept_functions, recorded
+from aotgrad.shipping.record import kept_functions, recorded, with_graphs
 from aotgrad.shipping.revive import revive
 from aotgrad.telemetry.code_version import code_version
 from aotgrad.telemetry.counters import counters
@@ -73,9 +73,10 @@ def save(compiled: Callable, path: str | os.PathLike[str], *, constants: bool = 
         raise ShippingError(f"{cache.name} has no plans yet, so there is nothing to save: call it first")
     options = plain_options(cache)
     compiler = shipping_compiler(cache.compiler.backend, Options.from_mapping(options), code)
-    members = {}
+    members, saved = {}, []
     for number, (key, plan) in enumerate(plans):
         try:
+            saved.append(plan := with_graphs(plan))
             data = {"key": form_of_key(key), **recorded(plan, tensors if constants else None)}
             assert isinstance(plan.executable, Executable), "it was recorded"
             graphs = counters["graphs"]
@@ -85,7 +86,7 @@ def save(compiled: Callable, path: str | os.PathLike[str], *, constants: bool = 
             raise ShippingError(f"plan {number} of {cache.name} cannot be saved: {error}") from error
         members[f"plans/{number}.json"] = json.dumps(data, separators=(",", ":")).encode()
     members |= {**dict(code.members()), **dict(tensors.members())}
-    write_archive(path, header_of(calls, options, plans, bool(code.content)), members)
+    write_archive(path, header_of(calls, options, saved, bool(code.content)), members)
 
 
 def load(
@@ -187,7 +188,7 @@ def header_of(calls: Any, options: Mapping[str, Any], plans: Sequence[Any], has_
     """What a reader checks first."""
     kinds = {PlainFunction: "function", BoundModule: "module", TrainStep: "step"}
     devices = {
-        spec.fake.device.type for _, plan in plans for spec, _ in plan.executable.arguments if not isinstance(spec, SymInput)
+        spec.fake.device.type for plan in plans for spec, _ in plan.executable.arguments if not isinstance(spec, SymInput)
     }
     owned = [calls.module] if isinstance(calls, BoundModule) else []
     owned += [each.module for each in calls.state.modules] if isinstance(calls, TrainStep) else []
@@ -203,7 +204,7 @@ def header_of(calls: Any, options: Mapping[str, Any], plans: Sequence[Any], has_
         "backend": backend,
         "options": dict(options),
         "code": has_code,
-        "kept": sorted(set().union(*(kept_functions(plan.executable) for _, plan in plans))),
+        "kept": sorted(set().union(*(kept_functions(plan.executable) for plan in plans))),
         "warning": "members in code/ and libraries/ are programs that trust=True runs" if has_code else "no code",
         "static_count": getattr(calls, "static_count", 0),
         "keep_gradients": getattr(calls, "keep_gradients", True),

@@ -8,7 +8,8 @@ Raises ShippingError for what has no plain form; the message says what it is.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from aotgrad.cache.lookup import stored_plan
 from aotgrad.cache.restore import joint_digest
 from aotgrad.cache.serialize import Encoder, NotSerializable
 from aotgrad.convention import MemorySharing
-from aotgrad.errors import ShippingError
+from aotgrad.errors import AOTGradError, ShippingError
 from aotgrad.graph.kept_calls import KEPT_FUNCTION, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import ValueGuard
@@ -44,10 +45,6 @@ def recorded(plan: CachedPlan, tensors: SavedTensors | None) -> dict[str, Any]:
         ShippingError: a part of it cannot be saved.
     """
     made = plan.executable
-    if isinstance(made, SmallGraph):
-        raise ShippingError(
-            f"it is too small to be compiled ({made.ops} ops), so the function itself runs; set the option min_graph_ops=0"
-        )
     if not isinstance(made, Executable):
         raise ShippingError("it was loaded from a file: copy that file")
     reject_unshippable(plan, made)
@@ -66,6 +63,33 @@ def recorded(plan: CachedPlan, tensors: SavedTensors | None) -> dict[str, Any]:
         raise ShippingError(f"it contains {error}") from None
     form = {} if tensors is None else tensors.form_of(held)
     return {**data, "backend": made.compiled.backend, "settings": plan.guards.global_state.described, "closed_over": form}
+
+
+def with_graphs(plan: CachedPlan) -> CachedPlan:
+    """The plan; with graphs, if its function is so small that the function itself runs.
+
+    Raises:
+        ShippingError: the function has no graphs.
+    """
+    small = plan.executable
+    if not isinstance(small, SmallGraph):
+        return plan
+    try:
+        made = small.compiled
+    except (AOTGradError, NotImplementedError) as error:
+        raise ShippingError(f"its function is small and runs itself, and has no graphs: {error}") from error
+    for backward in made.backwards:  # which ones are used is not known
+        backward.variants.get(backward.variants.full_key())
+    facts = dict.fromkeys((*plan.guards.facts, *offset_facts(made, plan.guards.tensors.fakes)))
+    return replace(plan, executable=made, guards=replace(plan.guards, facts=tuple(facts)))
+
+
+def offset_facts(made: Executable, fakes: Sequence[Any]) -> Iterator[tuple[int, str, Any]]:
+    """The storage offsets that the steps of a plan depend on, as they were in the trace."""
+    if any(step.depends_on_offset() for step in made.schedule.steps):
+        strided = {k: fake.storage_offset() for k, fake in enumerate(fakes) if fake.layout is torch.strided}
+        offsets = torch_compat.hints(list(strided.values()))
+        yield from ((k, "storage offset", offset) for k, offset in zip(strided, offsets, strict=True))
 
 
 def reject_unshippable(plan: CachedPlan, made: Executable) -> None:

@@ -31,7 +31,7 @@ class Program:
     options: dict[str, Any]
 
     def compiled(self, backend: str) -> Callable:
-        return aotgrad.aot_function(self.function, backend, options={"min_graph_ops": 0}, **self.options)
+        return aotgrad.aot_function(self.function, backend, **{"options": {"min_graph_ops": 0}, **self.options})
 
     def outcome(self, call: Callable) -> list[Any]:
         """Results, arguments and gradients of all calls, and what can be seen of the results."""
@@ -116,7 +116,21 @@ def masked() -> Program:
     return Program(lambda x: x[x > 0.25].sin() * 2, [(leaf(10),), (leaf(12),)], {})
 
 
-PROGRAMS = {each.__name__: each for each in (kinds, dynamic, writes, dropout, branches, constants, closes_over, masked)}
+def lone() -> Program:
+    """So small that the function itself runs where it was compiled."""
+
+    def function(x, y):
+        y.mul_(2)
+        return x.t(), x.t().as_strided((2,), (1,), 1)
+
+    inside = torch.linspace(0, 1, 24).reshape(4, 6)[1:, 2:].requires_grad_()
+    calls = [(leaf(3, 4), leaf(2).detach()), (inside, leaf(2).detach())]
+    return Program(function, calls, {"options": {"min_graph_ops": 9}})
+
+
+PROGRAMS = {
+    each.__name__: each for each in (kinds, dynamic, writes, dropout, branches, constants, closes_over, masked, lone)
+}
 
 
 class Net(nn.Module):

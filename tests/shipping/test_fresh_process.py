@@ -9,13 +9,15 @@ import torch
 from torch import nn
 
 import aotgrad
+from aotgrad import pipeline
 from aotgrad.cache import graphs
+from aotgrad.errors import CaptureError, ShippingError
 
-from .programs import PROGRAMS, Net, in_a_fresh_process, make_step, train
+from .programs import PROGRAMS, Net, in_a_fresh_process, make_step, outcome_of, refuse, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 
-OF_INDUCTOR = ("kinds", "dynamic", "writes", "dropout", "closes_over")
+OF_INDUCTOR = ("kinds", "dynamic", "writes", "dropout", "closes_over", "lone")
 
 
 def same(one, other):
@@ -52,6 +54,41 @@ def test_a_step_with_its_code_parses_no_graph(tmp_path, monkeypatch):
     monkeypatch.setattr(graphs, "decode_graph", parse)
     found = train(loaded, other, range(2, 4))
     assert all(map(torch.equal, found, train(compiled, state, range(2, 4))))
+
+
+SMALL = {
+    "lone op": (torch.sin, (torch.ones(3, requires_grad=True),)),
+    "nothing": (lambda x: x, (torch.ones(3),)),
+    "view": (lambda x: (x.t(), x.sin()), (torch.ones(2, 3, requires_grad=True),)),
+    "value": (lambda x: x.sin() if x.sum() > 0 else x + 1, (torch.ones(3, requires_grad=True),)),
+    "mask": (lambda x: x[x > 0] * 2, (torch.ones(3, requires_grad=True),)),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_what_is_too_small_to_be_compiled_has_graphs_in_the_file(name, tmp_path, monkeypatch):
+    function, args = SMALL[name]
+    compiled = aotgrad.aot_function(function, "inductor", options={"min_graph_ops": 9})
+    compiled(*args)
+    for path in ("plans", "again"):
+        aotgrad.save(compiled, tmp_path / path)
+    assert isinstance(compiled.plans()[0].executable, pipeline.SmallGraph)
+    for stage in ("capture_function", "build_joint", "partition_joint"):
+        monkeypatch.setattr(pipeline, stage, refuse)
+    loaded = aotgrad.load(tmp_path / "again", trust=True)
+    found, wanted = (outcome_of(each, args) for each in (loaded, function))
+    assert all(map(same, found, wanted)) and len(found) == len(wanted)
+
+
+def test_a_small_function_that_has_no_graph_says_why(tmp_path, monkeypatch):
+    def fail(*args):
+        raise CaptureError("it has no gradient")
+
+    compiled = aotgrad.aot_function(torch.sin, "inductor")
+    compiled(torch.ones(3))
+    monkeypatch.setattr(pipeline, "build_joint", fail)
+    with pytest.raises(ShippingError, match=r"plan 0 of .* its function is small .* it has no gradient"):
+        aotgrad.save(compiled, tmp_path / "plans")
 
 
 @pytest.mark.parametrize("compile", [aotgrad.aot_module, aotgrad.aot_function])
