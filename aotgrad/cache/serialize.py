@@ -162,13 +162,14 @@ class Encoder:
         return [name, *(self.encode(getattr(value, field)) for field in FIELDS[name])]
 
     def tensor(self, value: torch.Tensor) -> list[Any]:
-        """A fake as its storage, geometry and the number that its `item()` is; a real tensor as its values."""
+        """A fake as its storage, geometry, the number that its `item()` is, and lazy bits; a real tensor as its values."""
         if type(value) is not torch_compat.FakeTensor:
             return self.constant(value)
-        if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-            raise NotSerializable("a tensor that is not strided, or that is lazily conjugated or negated")
+        if value.layout is not torch.strided:
+            raise NotSerializable("a tensor that is not strided")
         geometry = [*map(self.numbers_of, (value.size(), value.stride())), self.encode(value.storage_offset())]
-        return ["fake", str(value.dtype)[6:], *geometry, self.storage(value), self.encode(torch_compat.item_of_fake(value))]
+        facts, bits = [self.encode(torch_compat.item_of_fake(value))], torch_compat.LazyBits.of(value)
+        return ["fake", str(value.dtype)[6:], *geometry, self.storage(value), *facts, *(bits if any(bits) else ())]
 
     def numbers_of(self, values: Sequence[Any]) -> list[Any]:
         """Sizes or strides."""
@@ -304,10 +305,11 @@ class Decoder:
         return torch_compat.higher_order_named(items[0])
 
     def fake(self, items: list) -> torch.Tensor:
-        dtype, size, stride, offset, storage, item = items
+        dtype, size, stride, offset, storage, item, *bits = items
         size, stride, offset = list(map(self.decode, size)), list(map(self.decode, stride)), self.decode(offset)
         memory, device = self.storages[storage], self.devices[storage]
-        fake = torch_compat.fake_in(self.mode, memory, dtype_named(dtype), device, size, stride, offset)
+        lazy = torch_compat.LazyBits(*bits)
+        fake = torch_compat.fake_in(self.mode, memory, dtype_named(dtype), device, size, stride, offset, lazy)
         torch_compat.set_item_of_fake(fake, self.decode(item))
         return fake
 

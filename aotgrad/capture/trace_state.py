@@ -1,7 +1,7 @@
 """The global state of a trace, for what continues or repeats the trace later.
 
-    state = TraceState.now()
-    with state.active(): ...                    elsewhere, under other settings
+state = TraceState.now()
+with state.active(): ...                    elsewhere, under other settings
 """
 
 from __future__ import annotations

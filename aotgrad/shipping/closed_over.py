@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.cache.serialize import dtype_named
+from aotgrad.cache.serialize import DamagedEntry, dtype_named
 from aotgrad.errors import ShippingError
 from aotgrad.ir import FOLDED
 from aotgrad.pipeline import Executable
@@ -47,7 +47,7 @@ class SavedTensors:
     flat: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def form_of(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Any]]:
-        """The geometry of tensors, and the number of their memory.
+        """The geometry and lazy bits of tensors, and the number of their memory.
 
         Raises:
             ShippingError: one is no plain tensor, or requires grad.
@@ -55,8 +55,7 @@ class SavedTensors:
         return {name: self.form(tensor) for name, tensor in tensors.items()}
 
     def form(self, tensor: torch.Tensor) -> list[Any]:
-        is_dense = tensor.layout is torch.strided and not (tensor.is_conj() or tensor.is_neg())
-        if type(tensor) is not torch.Tensor or not is_dense or tensor.requires_grad:
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.requires_grad:
             raise ShippingError(
                 f"it reads a tensor that the function has closed over ({kind_and_shape(tensor)}), which is no plain tensor, "
                 "or requires grad: pass it as an argument"
@@ -64,7 +63,7 @@ class SavedTensors:
         self.flat.setdefault(torch_compat.storage_id(tensor), memory_as_bytes(tensor))
         number = list(self.flat).index(torch_compat.storage_id(tensor))
         geometry = [list(tensor.size()), list(tensor.stride()), int(tensor.storage_offset())]
-        return [str(tensor.dtype)[6:], *geometry, str(tensor.device), number]
+        return [str(tensor.dtype)[6:], *geometry, str(tensor.device), number, list(torch_compat.LazyBits.of(tensor))]
 
     def members(self) -> Iterator[tuple[str, bytes]]:
         """The members of an archive."""
@@ -86,9 +85,15 @@ class LoadedTensors:
     flat: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def tensors(self, form: Mapping[str, list[Any]]) -> dict[str, torch.Tensor]:
-        return {name: self.tensor(*each) for name, each in form.items()}
+        """Tensors of `SavedTensors.form_of`. Raises ShippingError."""
+        try:
+            return {name: self.tensor(*each) for name, each in form.items()}
+        except (DamagedEntry, RuntimeError, TypeError, ValueError) as error:
+            raise ShippingError(f"the file is damaged: a closed-over tensor: {error}") from None
 
-    def tensor(self, dtype: str, size: list, stride: list, offset: int, device: str, number: int) -> torch.Tensor:
+    def tensor(
+        self, dtype: str, size: list, stride: list, offset: int, device: str, number: int, bits: list
+    ) -> torch.Tensor:
         """A tensor of `SavedTensors.form`. Raises ShippingError."""
         if number not in self.flat:
             content = self.members.get(f"tensors/{number}")
@@ -97,4 +102,5 @@ class LoadedTensors:
             made = torch_compat.tensor_of_bytes(content, torch.uint8, [len(content)], [1])
             self.flat[number] = made.to(device)
         memory = self.flat[number].untyped_storage()
-        return torch.empty(0, dtype=dtype_named(dtype), device=device).set_(memory, offset, size, stride)
+        made = torch.empty(0, dtype=dtype_named(dtype), device=device).set_(memory, offset, size, stride)
+        return torch_compat.LazyBits(*bits).on(made)

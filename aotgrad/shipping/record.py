@@ -55,13 +55,13 @@ def recorded(plan: CachedPlan, tensors: SavedTensors | None) -> dict[str, Any]:
             f"it reads a tensor that the function has closed over ({found}): pass it as an argument, or save its present "
             "values with constants=True"
         )
+    form = {} if tensors is None else tensors.form_of(held)
     try:
         entry = shipped(plan, made, held)
         encoder = Encoder(custom_ops=True, unbacked=True)
         data = {"entry": encoder.encode(entry), "storages": encoder.storages, "symbols": symbolic_layouts(made)}
     except NotSerializable as error:
         raise ShippingError(f"it contains {error}") from None
-    form = {} if tensors is None else tensors.form_of(held)
     return {**data, "backend": made.compiled.backend, "settings": plan.guards.global_state.described, "closed_over": form}
 
 

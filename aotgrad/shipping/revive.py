@@ -135,8 +135,7 @@ def example(each: GuardedTensor) -> torch.Tensor:
     fake = each.fake
     with torch.inference_mode(each.is_inference):
         made = torch.empty([0] * fake.dim(), dtype=fake.dtype, device=fake.device)
-        made = made.conj() if each.is_conj else made
-        made = torch_compat.NEGATE(made) if each.is_neg else made
+        made = torch_compat.LazyBits(each.is_conj, each.is_neg).on(made)
         made = torch.nn.Parameter(made, each.requires_grad) if each.is_parameter else made
         return made.requires_grad_(each.requires_grad)
 

@@ -203,6 +203,7 @@ from aotgrad.torch_compat.expressions import (
     write_expression,
 )
 from aotgrad.torch_compat.fakes import (
+    LazyBits,
     Metadata,
     argument_source,
     detached_fake,
@@ -218,6 +219,7 @@ from aotgrad.torch_compat.fakes import (
     meta_storage,
     metadata_of,
     metadata_of_new,
+    negated_as,
     new_fake,
     new_fake_mode,
     set_item_of_fake,

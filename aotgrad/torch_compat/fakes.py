@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -16,6 +16,7 @@ from torch.nested._internal.nested_tensor import get_tensor_symint
 from torch.utils._python_dispatch import _disable_current_modes
 
 from aotgrad.torch_compat.memory import has_storage
+from aotgrad.torch_compat.ops import NEGATE
 from aotgrad.torch_compat.shapes import AskingShapeEnv
 from aotgrad.torch_compat.transforms import is_wrapped
 
@@ -107,6 +108,11 @@ def view_of_fake(mode: FakeTensorMode, op: Any, args: Sequence[Any], kwargs: Map
     if isinstance(views, torch.Tensor):
         return FakeTensor(mode, views, device)
     return type(views)(FakeTensor(mode, view, device) for view in views)
+
+
+def negated_as(fake: FakeTensor, tensor: torch.Tensor) -> FakeTensor:
+    """A fake of `tensor`, negated as that: torch's fakes of tensors that are no views lack the bit."""
+    return fake if fake.is_neg() == tensor.is_neg() else view_of_fake(fake.fake_mode, NEGATE, (fake,), {})
 
 
 def dynamic_fake(mode: FakeTensorMode, tensor: torch.Tensor, dims: Collection[int], index: int) -> FakeTensor:
@@ -210,6 +216,22 @@ def meta_storage(nbytes: Any) -> torch.UntypedStorage:
         return torch.empty((nbytes,), dtype=torch.uint8, device="meta").untyped_storage()
 
 
+class LazyBits(NamedTuple):
+    """What a tensor has yet to compute of its memory."""
+
+    conjugated: bool = False
+    negated: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> LazyBits:
+        return cls(tensor.is_conj(), tensor.is_neg())
+
+    def on(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A view of a tensor without bits, or the tensor itself."""
+        tensor = tensor.conj() if self.conjugated else tensor
+        return NEGATE(tensor) if self.negated else tensor
+
+
 def fake_in(
     mode: FakeTensorMode,
     storage: torch.UntypedStorage,
@@ -218,8 +240,9 @@ def fake_in(
     size: Sequence[Any],
     stride: Sequence[Any],
     offset: Any,
+    bits: LazyBits | None = None,
 ) -> FakeTensor:
     """A fake in `storage`, which it may share with others. Symbolic sizes add no guards."""
     with contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.suppress_guards():
         meta = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, size, stride)  # pyright: ignore[reportArgumentType, reportCallIssue]
-        return FakeTensor(mode, meta, device)
+        return FakeTensor(mode, meta if bits is None else bits.on(meta), device)

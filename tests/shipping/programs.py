@@ -43,17 +43,27 @@ def outcome_of(call: Callable, arguments: Sequence[Any]) -> list[Any]:
     given = [fresh(value) for value in arguments]
     results = call(*given)
     results = results if isinstance(results, tuple) else (results,)
-    losses = [result.sum() for result in results if result.requires_grad]
+    losses = [result.abs().sum() if result.is_complex() else result.sum() for result in results if result.requires_grad]
     if losses:
         torch.stack(losses).sum().backward()
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
-    seen = [(r.dtype, r.stride(), r.requires_grad, r._is_view(), r._version, shares(r, tensors)) for r in results]
+    seen = [(*described(r), shares(r, tensors)) for r in results]
     return [*(r.detach().clone() for r in results), *tensors, *(t.grad for t in tensors), *seen]
+
+
+def described(value: torch.Tensor) -> tuple[Any, ...]:
+    bits = value.is_conj(), value.is_neg()
+    return value.dtype, value.stride(), *bits, value.requires_grad, value._is_view(), value._version
 
 
 def fresh(value: Any) -> Any:
     """A copy of an argument; of a leaf that requires grad, a leaf."""
-    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+    if not isinstance(value, torch.Tensor):
+        return value
+    copied = value.detach().resolve_conj().resolve_neg().clone()
+    copied = copied.conj() if value.is_conj() else copied
+    copied = torch._neg_view(copied) if value.is_neg() else copied
+    return copied.requires_grad_(value.requires_grad)
 
 
 def shares(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[bool]:
@@ -128,8 +138,21 @@ def lone() -> Program:
     return Program(function, calls, {"options": {"min_graph_ops": 9}})
 
 
+def lazily() -> Program:
+    """Takes, saves and returns lazily conjugated and negated tensors."""
+    z = leaf(3, 4).detach() * (1 + 2j)
+    table = z[0].conj()
+
+    def function(z, x, w):
+        hidden = (w * 2j).conj()
+        return hidden.imag * x, (z.mH @ z).abs() * 2, z.conj(), (w.conj() * table).imag
+
+    weight = (z * 3).requires_grad_()
+    return Program(function, [(z.conj(), z.conj().imag, weight), (z, z.real, weight)], {"dynamic": None})
+
+
 PROGRAMS = {
-    each.__name__: each for each in (kinds, dynamic, writes, dropout, branches, constants, closes_over, masked, lone)
+    each.__name__: each for each in (kinds, dynamic, writes, dropout, branches, constants, closes_over, masked, lone, lazily)
 }
 
 
@@ -217,7 +240,7 @@ def save_plans(names: list[str], backend: str, path: str) -> Iterator[tuple[str,
             program = PROGRAMS[name]()
             compiled = program.compiled(backend)
             yield name, program.outcome(compiled)
-        aotgrad.save(compiled, f"{path}.{name}", constants=name == "closes_over")
+        aotgrad.save(compiled, f"{path}.{name}", constants=name in ("closes_over", "lazily"))
 
 
 def load_plans(names: list[str], path: str) -> Iterator[tuple[str, list[Any]]]:
