@@ -8,12 +8,13 @@ Not compiled are:
 - values computed from `values()` or `indices()` of a sparse tensor: the trace does not know their number.
 - ops without a shape function, such as `linalg.lstsq`: Inductor would need their sizes, which depend on data.
 - calls of functions that are not traced, and their backwards.
+- what reads an input that is lazily negated (`x.conj().imag`), or a view of one: Inductor reads the memory as it is.
 - writes into a view of a complex tensor: Inductor makes them in place, and moves reads of the tensor before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from aotgrad.graph import op_table
 
 def must_be_cut(graph: fx.Graph) -> bool:
     """Whether a graph has ops that must not be compiled."""
-    return any(is_sparse(node) or is_left_whole(node) for node in graph.nodes)
+    return any(is_sparse(node) or is_left_whole(node) or is_negated_input(node) for node in graph.nodes)
 
 
 def reasons(graph: fx.Graph) -> dict[fx.Node, str]:
@@ -43,6 +44,8 @@ def reason_for(node: fx.Node) -> str:
         return "the sizes of its results depend on values"
     if is_complex_scatter(node):
         return "it writes into a view of a complex tensor"
+    if any(map(is_negated, node.all_input_nodes)):
+        return "it reads an input that is lazily negated"
     return "it computes with a sparse tensor, or with parts of one"
 
 
@@ -76,14 +79,36 @@ def is_sparse(node: fx.Node) -> bool:
     return any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in values)
 
 
+def is_negated(node: fx.Node) -> bool:
+    """Whether a node is a tensor whose memory has the negative of its value."""
+    value = node.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_neg()
+
+
+def is_negated_input(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "get_attr") and is_negated(node)
+
+
+def readers_of_negated(graph: fx.Graph) -> Iterator[fx.Node]:
+    """The ops that take a lazily negated input or a view of one."""
+    found = set(filter(is_negated_input, graph.nodes))
+    for node in graph.nodes:
+        if node.op != "output" and not found.isdisjoint(node.all_input_nodes):
+            yield node
+            found |= {node} if is_negated(node) else set()
+
+
 def uncompiled_nodes(graph: fx.Graph) -> set[fx.Node]:
-    """The nodes that are not compiled: those left whole, those with sparse values, and what depends on parts of these."""
+    """The nodes that are not compiled.
+
+    Those left whole, those with sparse values and what depends on parts of these, and readers of lazily negated inputs.
+    """
     from_parts: set[fx.Node] = set()
     for node in graph.nodes:
         is_part = op_table.short_name(node.target) in torch_compat.PARTS_OF_SPARSE
         if node.op != "output" and (is_part or any(each in from_parts for each in node.all_input_nodes)):
             from_parts.add(node)
-    from_parts.update(filter(is_left_whole, graph.nodes))
+    from_parts.update(filter(is_left_whole, graph.nodes), readers_of_negated(graph))
     return from_parts.union(node for node in graph.nodes if any(map(is_sparse, (node, *node.all_input_nodes))))
 
 

@@ -94,7 +94,7 @@ def fake_tensor(mode: FakeTensorMode, index: int, tensor: torch.Tensor, dynamic_
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode:  # behind Dynamo, a caller's fakes have another mode
             fake = tensor
         else:
-            fake = convert(mode, index, tensor, dynamic_dims)
+            fake = torch_compat.negated_as(convert(mode, index, tensor, dynamic_dims), tensor)
         with mode:
             return torch_compat.detached_fake(fake)
 

@@ -362,8 +362,10 @@ class Trace:
         module = LazyGraphModule(self.recorder.root, self.graph)
         for node in self.graph.find_nodes(op="get_attr"):
             constant = getattr(module, node.target)
-            if isinstance(constant, torch.Tensor) and "val" not in node.meta:
-                node.meta["val"] = self._fake_mode.from_tensor(constant, static_shapes=True)
+            if isinstance(constant, torch.Tensor):
+                known = node.meta.get("val")
+                fake = self._fake_mode.from_tensor(constant, static_shapes=True) if known is None else known
+                node.meta["val"] = torch_compat.negated_as(fake, constant)
         return module
 
 

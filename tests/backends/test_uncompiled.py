@@ -54,6 +54,16 @@ def test_writes_into_views_of_complex_tensors_are_not_compiled() -> None:
     assert not must_be_cut(make_fx(torch.func.functionalize(written))(torch.ones(2, 2)).graph)
 
 
+def test_readers_of_negated_inputs_are_not_compiled() -> None:
+    negated = (torch.ones(2, 3) * 2j).conj().imag
+    graph = traced(lambda x, y: (x.t().sin().exp() + y).cos(), torch.ones(2, 3), torch.ones(3, 2)).graph
+    assert not must_be_cut(graph)
+    for name in ("x_1", "t"):
+        node = next(node for node in graph.nodes if node.name == name)
+        node.meta["val"] = negated if name == "x_1" else negated.t()
+    assert must_be_cut(graph) and names(uncompiled_nodes(graph)) == {"t", "sin"}
+
+
 def test_effects_stay_between_what_is_around_them() -> None:
     def draws(x):
         first = torch.rand_like(x.to_sparse().to_dense())

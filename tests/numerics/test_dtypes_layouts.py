@@ -39,6 +39,35 @@ def imaginary_part_of_a_conjugate(z):
     return z.conj().imag, z.conj().imag * 2
 
 
+def negated(*shape: int) -> torch.Tensor:
+    """A tensor whose memory has the negatives of its values; no view."""
+    return torch.randn(shape, dtype=torch.complex64).conj().imag.detach()
+
+
+@CASES.add(lambda: (negated(3, 4), leaf(3, 4)))
+def negated_input(x, w):
+    return x * 2, (x.t() * w.t()).sum(), x[1:]
+
+
+@CASES.add(lambda: (negated(3, 4).requires_grad_(), leaf(3, 4)))
+def negated_leaf(x, w):
+    return x * 2 * w, w + 1
+
+
+@CASES.add(lambda: (negated(3, 4),))
+def negated_input_changed_in_place(x):
+    x.mul_(2)
+    return x + 1
+
+
+@CASES.add(lambda: (leaf(3),))
+def negated_tensor_that_was_closed_over(w):
+    return w * NEGATED + w, w + 1
+
+
+NEGATED = (torch.arange(3) * 2j).conj().imag
+
+
 @CASES.add(lambda: (leaf(3), leaf(3)))
 def real_to_complex_and_back(x, y):
     z = torch.complex(x, y) * 1j
