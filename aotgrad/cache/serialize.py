@@ -92,7 +92,8 @@ NAMES = {kind: name for name, kind in TYPES.items()}
 class Encoder:
     """Encodes related values, which may refer to the `nodes` of a graph. `custom_ops`: whether to encode custom operators.
 
-    `unbacked`: whether to encode numbers that depend on data; a decoder makes symbols of its own for them.
+    `unbacked`: whether to encode numbers that depend on data, for which a decoder makes symbols of its own. Sparse tensors
+    have such a number of entries.
     `storages` lists the storages of the tensors so far, as [bytes, device]; decoded tensors share them in the same way.
     """
 
@@ -166,10 +167,17 @@ class Encoder:
         if type(value) is not torch_compat.FakeTensor:
             return self.constant(value)
         if value.layout is not torch.strided:
-            raise NotSerializable("a tensor that is not strided")
+            return self.sparse(value)
         geometry = [*map(self.numbers_of, (value.size(), value.stride())), self.encode(value.storage_offset())]
         facts, bits = [self.encode(torch_compat.item_of_fake(value))], torch_compat.LazyBits.of(value)
         return ["fake", str(value.dtype)[6:], *geometry, self.storage(value), *facts, *(bits if any(bits) else ())]
+
+    def sparse(self, value: torch.Tensor) -> list[Any]:
+        """A fake sparse tensor as its structure; how many entries it has depends on data."""
+        if not self.unbacked:
+            raise NotSerializable("a tensor that is not strided")
+        form = torch_compat.SparseForm.of(value)
+        return ["sparse", *map(self.encode, (value.dtype, value.size(), value.device, tuple(form)))]
 
     def numbers_of(self, values: Sequence[Any]) -> list[Any]:
         """Sizes or strides."""
@@ -313,6 +321,10 @@ class Decoder:
         torch_compat.set_item_of_fake(fake, self.decode(item))
         return fake
 
+    def sparse(self, items: list) -> torch.Tensor:
+        dtype, size, device, form = map(self.decode, items)
+        return torch_compat.SparseForm(*form).fake_in(self.mode, size, dtype, device)
+
     def symbolic(self, items: list) -> Any:
         kind, expression = items
         return torch_compat.symbolic_number(self.mode, kind, self.expression(expression))
@@ -383,6 +395,7 @@ DECODERS: Mapping[str, Callable[[Decoder, list], Any]] = {
     "function": lambda decoder, items: FUNCTIONS[items[0]],
     "node": lambda decoder, items: decoder.nodes[items[0]],
     "fake": Decoder.fake,
+    "sparse": Decoder.sparse,
     "symbolic": Decoder.symbolic,
     "constant": Decoder.constant,
 }

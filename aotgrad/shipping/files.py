@@ -70,7 +70,8 @@ def save(compiled: Callable, path: str | os.PathLike[str], *, constants: bool = 
     cache, code, tensors = calls.cache, ShippedCode(), SavedTensors()
     plans = [(key, plan) for key, found in list(cache.entries.items()) for plan in found]
     if not plans:
-        raise ShippingError(f"{cache.name} has no plans yet, so there is nothing to save: call it first")
+        advice = f"its calls ran eagerly, {next(iter(cache.fallbacks))}" if cache.fallbacks else "call it first"
+        raise ShippingError(f"{cache.name} has no plans yet, so there is nothing to save: {advice}")
     options = plain_options(cache)
     compiler = shipping_compiler(cache.compiler.backend, Options.from_mapping(options), code)
     members, saved = {}, []

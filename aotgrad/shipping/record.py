@@ -98,8 +98,6 @@ def reject_unshippable(plan: CachedPlan, made: Executable) -> None:
         raise ShippingError("it takes or returns tensor subclasses")
     if any(half.communicates() for half in halves_of(made.partition)):
         raise ShippingError("it communicates with other processes")
-    if any(spec.fake.layout is not torch.strided for spec, _ in made.arguments if not isinstance(spec, SymInput)):
-        raise ShippingError("it takes a sparse tensor")
 
 
 def kept_functions(made: Executable) -> set[str]:

@@ -134,10 +134,17 @@ def example(each: GuardedTensor) -> torch.Tensor:
     """A tensor of the kind that a plan expects, without elements: only its type, keys and flags are read."""
     fake = each.fake
     with torch.inference_mode(each.is_inference):
-        made = torch.empty([0] * fake.dim(), dtype=fake.dtype, device=fake.device)
+        made = without_elements(fake)
         made = torch_compat.LazyBits(each.is_conj, each.is_neg).on(made)
         made = torch.nn.Parameter(made, each.requires_grad) if each.is_parameter else made
         return made.requires_grad_(each.requires_grad)
+
+
+def without_elements(fake: torch.Tensor) -> torch.Tensor:
+    """A tensor of the kind of a fake; a sparse one has no entries, but the size, which guards compare."""
+    if fake.layout is torch.strided:
+        return torch.empty([0] * fake.dim(), dtype=fake.dtype, device=fake.device)
+    return torch_compat.SparseForm.of(fake).without_entries(fake.size(), fake.dtype, fake.device)
 
 
 def value_guard(stored: StoredGuard, compiler: Compiler, mode: FakeTensorMode, held: Attributes) -> ValueGuard:

@@ -205,6 +205,7 @@ from aotgrad.torch_compat.expressions import (
 from aotgrad.torch_compat.fakes import (
     LazyBits,
     Metadata,
+    SparseForm,
     argument_source,
     detached_fake,
     dynamic_fake,

@@ -232,6 +232,44 @@ class LazyBits(NamedTuple):
         return NEGATE(tensor) if self.negated else tensor
 
 
+class SparseForm(NamedTuple):
+    """The structure of a sparse tensor besides its size; `block` is the size of the blocks of a blocked layout."""
+
+    layout: torch.layout
+    sparse_dim: int
+    dense_dim: int
+    is_coalesced: bool
+    block: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> SparseForm:
+        is_coo, is_blocked = tensor.layout is torch.sparse_coo, tensor.layout in (torch.sparse_bsr, torch.sparse_bsc)
+        block = tuple(tensor.values().shape[-2 - tensor.dense_dim() :][:2]) if is_blocked else ()
+        return cls(tensor.layout, tensor.sparse_dim(), tensor.dense_dim(), is_coo and tensor.is_coalesced(), block)
+
+    def without_entries(self, size: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
+        """A sparse tensor of this structure; all its elements are zero."""
+        dense = tuple(size[len(size) - self.dense_dim :])
+        if self.layout is torch.sparse_coo:
+            indices = torch.empty(self.sparse_dim, 0, dtype=torch.int64, device=device)
+            values = torch.empty(0, *dense, dtype=dtype, device=device)
+            return torch.sparse_coo_tensor(
+                indices, values, tuple(size), is_coalesced=self.is_coalesced, check_invariants=False
+            )
+        *batch, rows, columns = size[: len(size) - self.dense_dim]
+        is_by_row = self.layout in (torch.sparse_csr, torch.sparse_bsr)
+        lines = rows // (self.block or (1, 1))[0] if is_by_row else columns // (self.block or (1, 1))[1]
+        starts = torch.zeros(*batch, lines + 1, dtype=torch.int64, device=device)
+        places = torch.empty(*batch, 0, dtype=torch.int64, device=device)
+        values = torch.empty(*batch, 0, *self.block, *dense, dtype=dtype, device=device)
+        return torch.sparse_compressed_tensor(
+            starts, places, values, tuple(size), layout=self.layout, check_invariants=False
+        )
+
+    def fake_in(self, mode: FakeTensorMode, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> FakeTensor:
+        return FakeTensor(mode, self.without_entries(size, dtype, "meta"), device)
+
+
 def fake_in(
     mode: FakeTensorMode,
     storage: torch.UntypedStorage,

@@ -48,12 +48,18 @@ def outcome_of(call: Callable, arguments: Sequence[Any]) -> list[Any]:
         torch.stack(losses).sum().backward()
     tensors = [value for value in given if isinstance(value, torch.Tensor)]
     seen = [(*described(r), shares(r, tensors)) for r in results]
-    return [*(r.detach().clone() for r in results), *tensors, *(t.grad for t in tensors), *seen]
+    return [*map(dense, (*results, *tensors, *(t.grad for t in tensors))), *seen]
+
+
+def dense(value: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy that can be compared, and saved by the process that it is in."""
+    return None if value is None else value.detach().to_dense().clone()
 
 
 def described(value: torch.Tensor) -> tuple[Any, ...]:
     bits = value.is_conj(), value.is_neg()
-    return value.dtype, value.stride(), *bits, value.requires_grad, value._is_view(), value._version
+    layout = value.stride() if value.layout is torch.strided else (value.layout, type(value), tuple(value.shape))
+    return value.dtype, layout, *bits, value.requires_grad, value._is_view(), value._version
 
 
 def fresh(value: Any) -> Any:
@@ -68,6 +74,7 @@ def fresh(value: Any) -> Any:
 
 def shares(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> list[bool]:
     """Which arguments a result shares its memory with."""
+    tensors = [each for each in tensors if each.layout is result.layout is torch.strided]
     return [result.untyped_storage().data_ptr() == each.untyped_storage().data_ptr() for each in tensors]
 
 
@@ -151,8 +158,22 @@ def lazily() -> Program:
     return Program(function, [(z.conj(), z.conj().imag, weight), (z, z.real, weight)], {"dynamic": None})
 
 
+def sparse() -> Program:
+    """Takes, saves and returns sparse tensors of several layouts."""
+    x = torch.eye(4) + torch.linspace(0, 1, 16).reshape(4, 4).relu().round()
+
+    def function(matrix, rows, y):
+        weighted = torch.sparse.mm(matrix * 2, y.sin())
+        return weighted.exp(), -rows, (y.detach() * 2).to_sparse()
+
+    coo, twice = x.to_sparse(), torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (4, 4))
+    calls = [(each.requires_grad_(), x.to_sparse_csr(), leaf(4, 4)) for each in (coo, twice)]
+    return Program(function, calls, {})
+
+
 PROGRAMS = {
-    each.__name__: each for each in (kinds, dynamic, writes, dropout, branches, constants, closes_over, masked, lone, lazily)
+    each.__name__: each
+    for each in (kinds, dynamic, writes, dropout, branches, constants, closes_over, masked, lone, lazily, sparse)
 }
 
 

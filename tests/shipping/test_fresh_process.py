@@ -17,7 +17,7 @@ from .programs import PROGRAMS, Net, in_a_fresh_process, make_step, outcome_of, 
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 
-OF_INDUCTOR = ("kinds", "dynamic", "writes", "dropout", "closes_over", "lone", "lazily")
+OF_INDUCTOR = ("kinds", "dynamic", "writes", "dropout", "closes_over", "lone", "lazily", "sparse")
 
 
 def same(one, other):

@@ -83,6 +83,10 @@ def test_what_cannot_be_saved_says_why(tmp_path):
     with pytest.raises(ShippingError, match="constants=True"):
         aotgrad.save(compiled, tmp_path / "plans")
     assert not (tmp_path / "plans").exists()
+    disabled = aotgrad.aot_function(torch.sin, "eager", options={"enabled": False})
+    disabled(torch.ones(3))
+    with pytest.raises(ShippingError, match="its calls ran eagerly, the option `enabled` is off"):
+        aotgrad.save(disabled, tmp_path / "plans")
     with pytest.raises(ShippingError, match="aot_function, aot_module or train_step"):
         aotgrad.save(torch.sin, tmp_path / "plans")
 
@@ -229,6 +233,19 @@ def test_a_defaultdict_calls_no_function_that_a_file_names(tmp_path):
     unnamed(x)
     with pytest.raises(ShippingError, match="a defaultdict whose factory"):
         aotgrad.save(unnamed, tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "form", ['["torch","float32"],1,2', '["device","cpu"],["tuple",1]', '"float32",["size",3],["device","cpu"],5']
+)
+def test_a_sparse_tensor_that_is_damaged(form, tmp_path):
+    matrix, y = torch.eye(3).to_sparse(), torch.ones(3, 3, requires_grad=True)
+    compiled = aotgrad.aot_function(lambda matrix, y: torch.sparse.mm(matrix * 2, y.sin()).exp(), "eager")
+    compiled(matrix, y)
+    aotgrad.save(compiled, tmp_path / "plans")
+    loaded = aotgrad.load(replaced(tmp_path / "plans", '["sparse",', f'["sparse",{form},'))
+    with pytest.raises(ShippingError, match="a plan of the file cannot be used here"):
+        loaded(matrix, y)
 
 
 def test_a_number_is_no_text(tmp_path):
