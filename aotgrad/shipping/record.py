@@ -27,7 +27,7 @@ from aotgrad.errors import AOTGradError, ShippingError
 from aotgrad.graph.kept_calls import KEPT_FUNCTION, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import ValueGuard
-from aotgrad.ir import GraphHalf, SymInput
+from aotgrad.ir import GraphHalf, MemberInput, SymInput
 from aotgrad.pipeline import CompiledGuard, Executable, SmallGraph, halves_of
 from aotgrad.plan_cache.entry import CachedPlan
 from aotgrad.shipping.closed_over import SavedTensors, closed_over, kind_and_shape
@@ -167,6 +167,8 @@ def symbolic_layouts(made: Executable) -> list[dict[str, Any]]:
         if isinstance(spec, SymInput):
             raise NotSerializable("a symbolic number as an argument")
         if torch_compat.has_symbolic_shape(spec.fake):
+            if isinstance(spec, MemberInput):
+                raise NotSerializable("symbolic sizes of arguments that share memory which the function changes")
             size, stride = map(torch_compat.hints, (spec.fake.size(), spec.fake.stride()))
             dims = sorted(torch_compat.symbolic_dims(spec.fake))
             found.append({"index": index, "size": size, "stride": stride, "dims": dims})

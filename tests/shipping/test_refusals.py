@@ -11,6 +11,7 @@ import zipfile
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
 from aotgrad.errors import NoPlanError, ShippingError
@@ -89,6 +90,39 @@ def test_what_cannot_be_saved_says_why(tmp_path):
         aotgrad.save(disabled, tmp_path / "plans")
     with pytest.raises(ShippingError, match="aot_function, aot_module or train_step"):
         aotgrad.save(torch.sin, tmp_path / "plans")
+
+
+class Doubles:
+    name = "doubles"
+
+    def apply(self, half):
+        return half
+
+
+MEMORY = torch.arange(6.0)
+
+
+def hooks_its_argument(x):
+    x.register_hook(lambda gradient: gradient * 2)
+    return x.sin() * 2
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "arguments", "message"),
+    [
+        (lambda x: x.sin() * 2, {"backward_passes": (Doubles(),)}, (), "passes over backward graphs"),
+        (lambda x: x.sin() * 2, {}, (TwoTensor(torch.ones(3), torch.ones(3)),), "takes or returns tensor subclasses"),
+        (lambda x: TwoTensor(x * 2, x + 1), {}, (torch.ones(3),), "takes or returns tensor subclasses"),
+        (torch.Tensor.add_, {"dynamic": True}, (MEMORY[:3], MEMORY[2:5]), "symbolic sizes of arguments that share memory"),
+        (hooks_its_argument, {}, (), "it contains the function hooks_its_argument"),
+    ],
+)
+def test_what_no_file_contains(function, options, arguments, message, tmp_path):
+    compiled = aotgrad.aot_function(function, "eager", options=options)
+    compiled(*(arguments or (torch.ones(3, requires_grad=True) * 1,)))
+    with pytest.raises(ShippingError, match=message):
+        aotgrad.save(compiled, tmp_path / "plans")
+    assert not (tmp_path / "plans").exists()
 
 
 @pytest.mark.parametrize(

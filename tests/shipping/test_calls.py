@@ -1,0 +1,113 @@
+"""Calls of loaded functions do what eager does, or raise."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import aotgrad
+from aotgrad.errors import NoPlanError
+
+from .programs import leaf
+
+
+def pair(x, w):
+    return ((x * w).sin() @ w.t(), (x + 1).exp())
+
+
+def changed(x, y):
+    x.mul_(2)
+    return x + y, y.t()
+
+
+def whole(f):
+    x, w = leaf(3, 4), leaf(3, 4)
+    one, other = f(x, w)
+    (one.sum() + other.sum()).backward()
+    return one.detach(), other.detach(), x.grad, w.grad
+
+
+def without_grad(f):
+    with torch.no_grad():
+        one, other = f(leaf(3, 4), leaf(3, 4))
+    return one, other, one.requires_grad
+
+
+def of_one_result(f):
+    """A variant of the backward that no call before the save has used."""
+    x, w = leaf(3, 4), leaf(3, 4)
+    x_gradient, w_gradient = torch.autograd.grad(f(x, w)[1].sum(), (x, w), allow_unused=True)
+    return x_gradient, w_gradient is None
+
+
+def twice(f):
+    x, w = leaf(3, 4), leaf(3, 4)
+    loss = sum(each.sum() for each in f(x, w))
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+    return x.grad, w.grad
+
+
+def hooked(f):
+    seen, x, w = [], leaf(3, 4), leaf(3, 4)
+    inner = x * 3
+    x.register_hook(lambda gradient: seen.append(gradient.clone()) or gradient * 2)
+    inner.register_hook(lambda gradient: seen.append(gradient.clone()))
+    w.register_post_accumulate_grad_hook(lambda parameter: seen.append(parameter.grad.clone()))
+    one, other = f(inner, w)
+    one.register_hook(lambda gradient: gradient * 5)
+    one.retain_grad()
+    (one.sum() + other.sum()).backward()
+    return *seen, x.grad, w.grad, one.grad
+
+
+def separate(f):
+    x, y = leaf(4, 4).detach(), leaf(4, 4).detach()
+    return *f(x, y), x, y
+
+
+def same(f):
+    x = leaf(4, 4).detach()
+    return *f(x, x), x
+
+
+def overlapping(f):
+    memory = leaf(20).detach()
+    return *f(memory[:16].view(4, 4), memory[4:].view(4, 4)), memory
+
+
+USES = {
+    "two variants": (pair, (whole, without_grad)),
+    "another variant": (pair, (whole, of_one_result)),
+    "retain_graph": (pair, (twice,)),
+    "hooks": (pair, (hooked,)),
+    "changed": (changed, (separate, same)),
+    "aliased": (changed, (separate, overlapping)),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", USES)
+def test_uses_of_a_loaded_function(name, dynamic, backend, tmp_path):
+    if dynamic and name == "aliased":
+        pytest.skip("symbolic sizes of arguments that share memory are refused, see test_refusals.py")
+    function, uses = USES[name]
+    compiled = aotgrad.aot_function(function, backend, dynamic=dynamic)
+    for use in uses if uses[-1] is not of_one_result else uses[:1]:
+        use(compiled)
+    aotgrad.save(compiled, tmp_path / "plans")
+    loaded = aotgrad.load(tmp_path / "plans", trust=True)
+    for use in uses:
+        torch.testing.assert_close(use(loaded), use(function))
+
+
+@pytest.mark.parametrize("use", [same, overlapping])
+def test_arguments_that_share_memory_in_another_way_have_no_plan(use, tmp_path):
+    compiled = aotgrad.aot_function(changed, "eager")
+    separate(compiled)
+    aotgrad.save(compiled, tmp_path / "plans")
+    with pytest.raises(NoPlanError, match=r"share memory in another way|are the same tensor"):
+        use(aotgrad.load(tmp_path / "plans"))
