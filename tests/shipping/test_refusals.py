@@ -113,7 +113,12 @@ def hooks_its_argument(x):
         (lambda x: x.sin() * 2, {"backward_passes": (Doubles(),)}, (), "passes over backward graphs"),
         (lambda x: x.sin() * 2, {}, (TwoTensor(torch.ones(3), torch.ones(3)),), "takes or returns tensor subclasses"),
         (lambda x: TwoTensor(x * 2, x + 1), {}, (torch.ones(3),), "takes or returns tensor subclasses"),
-        (torch.Tensor.add_, {"dynamic": True}, (MEMORY[:3], MEMORY[2:5]), "symbolic sizes of arguments that share memory"),
+        (
+            lambda x, y: (x.mul_(2), y + 1),
+            {"dynamic": True},
+            (MEMORY[:3], MEMORY[2:5]),
+            "symbolic sizes of arguments that share memory",
+        ),
         (hooks_its_argument, {}, (), "it contains the function hooks_its_argument"),
     ],
 )
