@@ -151,3 +151,26 @@ def test_a_size_of_nested_tensors_times_a_symbol_makes_it_static():
     with mode, compat.fixed_nested_ints(mode):
         rows = torch.nested.nested_tensor_from_jagged(values, mode.from_tensor(torch.tensor([0, 1, 3])))
     assert rows.stride()[1:] == (5, 1)
+
+
+def test_a_negated_tensor_that_is_no_view_has_a_negated_fake(fake_mode) -> None:
+    negated = (torch.ones(3) * 2j).conj().imag.detach()
+    fake = compat.negated_as(fake_mode.from_tensor(negated), negated)
+    assert fake.is_neg() and compat.negated_as(fake, negated) is fake
+
+
+def test_lazy_bits_of_a_fake(fake_mode) -> None:
+    size, bits = ([2], [1]), compat.LazyBits(True, True)
+    made = compat.fake_in(fake_mode, compat.meta_storage(16), torch.complex64, torch.device("cpu"), *size, 0, bits)
+    assert compat.LazyBits.of(made) == bits and compat.LazyBits.of(torch.ones(1)) == (False, False)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse (CSR|BSC) tensor support is in beta state:UserWarning")
+def test_sparse_tensors_without_entries(fake_mode) -> None:
+    x = torch.eye(4)
+    for tensor in (x.to_sparse(), x.to_sparse_csr(), x.to_sparse_bsc((2, 1)), torch.stack([x, x], 2).to_sparse(1)):
+        form = compat.SparseForm.of(tensor)
+        made = form.fake_in(fake_mode, tensor.size(), tensor.dtype, tensor.device)
+        empty = form.without_entries(tensor.size(), tensor.dtype, "cpu")
+        assert compat.SparseForm.of(made) == compat.SparseForm.of(empty) == form
+        assert made.shape == empty.shape == tensor.shape and not empty.to_dense().any()
