@@ -37,6 +37,7 @@ from aotgrad.subclasses.boundary import Wrappers
 from aotgrad.subclasses.bridge import Detour, OtherGradientForm
 from aotgrad.subclasses.forms import has_wrapper
 from aotgrad.telemetry.counters import counters
+from aotgrad.torch_compat import CompilerSettings
 
 DISABLED = "the option `enabled` is off"
 OBSERVED = "a trace, mode or transform watches every op"
@@ -84,6 +85,7 @@ class PlanCache:
         gradient_forms: the forms of gradients of tensor subclasses that differ from those of their tensors.
         warned: whether the limit of plans was reported.
         failed: calls that could not be compiled, see `failure_key`.
+        settings: those of the last thread of the program's own that made a plan.
     """
 
     compiler: Compiler
@@ -95,6 +97,7 @@ class PlanCache:
     gradient_forms: KnownGradientForms = field(default_factory=KnownGradientForms)
     warned: bool = False
     failed: set[tuple] = field(default_factory=set)
+    settings: CompilerSettings = field(default_factory=CompilerSettings.now)
 
     def plans(self) -> list[CachedPlan]:
         return [plan for entry in list(self.entries.values()) for plan in entry]
@@ -182,7 +185,8 @@ class PlanCache:
         origins = range(len(call.tensors)) if call.arguments is whole else cast(Any, call.arguments).layout.origins
         places = [origins[k] for k in plan.guards.dedupe.kept]
         changed = tensors_to_copy(cast(Traced, plan.executable), plan.output.wrappers, whole.tensors, places)
-        return self.detour_of(call._replace(arguments=whole), cast(Traced, plan.executable), plan.output.wrappers, changed)
+        whole_call = call._replace(arguments=whole, settings=plan.settings)
+        return self.detour_of(whole_call, cast(Traced, plan.executable), plan.output.wrappers, changed)
 
     def detour_of(self, call: Call, stages: Traced, wrappers: Wrappers, changed: Sequence[torch.Tensor]) -> Detour | None:
         """How gradients of the results of a call are computed that have other forms than its plan has assumed.
@@ -252,12 +256,21 @@ class PlanCache:
             traced = TracedOnce(call.function)
             try:
                 earlier = self.entries.get(call.key, ())
-                plan = compile_plan(call._replace(function=traced), self.compiler, self.name, earlier)
+                with self.settings_for(call).active():
+                    plan = compile_plan(call._replace(function=traced), self.compiler, self.name, earlier)
             except Exception as error:
                 return Admitted(self.after_failure(call, error, traced))
             traced.raised = None  # an earlier trace raised it, and its frames hold the arguments
             self.add(plan, call)
             return Admitted.of(plan, not plan.takes_guarded or plan.guards.check(call.tensors))
+
+    def settings_for(self, call: Call) -> CompilerSettings:
+        """What a plan of a call is compiled with. A thread of the engine has none of its own: a checkpoint may run there."""
+        if call.settings is not None:
+            return call.settings
+        if not torch_compat.is_engine_thread():
+            self.settings = CompilerSettings.now()
+        return self.settings
 
     def why_not_compiled(self, call: Call) -> str | None:
         """Why no plan is compiled for a call that has none."""

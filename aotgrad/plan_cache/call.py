@@ -17,6 +17,7 @@ from aotgrad.guards.data_dependent import Level
 from aotgrad.guards.plan import structure_key
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.torch_compat import CompilerSettings
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Call(NamedTuple):
         shares_guarded: whether its plan takes values from its guard, which has computed them.
         serves_one_call: whether its plan will never be used again; asked after the trace.
         paths: names the leading tensors, which are parameters and buffers; asked when a plan is made.
+        settings: those to compile with; `None`: those of this thread.
         key: the `current_key` before a trace, which may change objects among the constants; empty on a hit.
     """
 
@@ -61,6 +63,7 @@ class Call(NamedTuple):
     shares_guarded: bool = False
     serves_one_call: Callable[[], bool] = lambda: False
     paths: Callable[[], Sequence[str]] = list
+    settings: CompilerSettings | None = None
     key: tuple = ()
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from aotgrad.plan_cache.wrappers import WrapperArguments
 from aotgrad.subclasses.bridge import Detour
 from aotgrad.subclasses.passages import running_call
 from aotgrad.telemetry.counters import counters
+from aotgrad.torch_compat import CompilerSettings
 
 _thread = threading.local()
 
@@ -44,13 +45,17 @@ class NoPlan:
 
 @dataclass(eq=False)
 class CachedPlan:
-    """One plan with its guards; `hits` counts calls after the first, `compile_ns` is the time of its compilation."""
+    """One plan with its guards; `hits` counts calls after the first, `compile_ns` is the time of its compilation.
+
+    `settings`: those that it was compiled with; its derivatives get them, too.
+    """
 
     executable: Stages
     guards: PlanGuards
     output: FlatOutput
     compile_ns: int
     hits: int = 0
+    settings: CompilerSettings = field(default_factory=CompilerSettings.now)
 
     def __post_init__(self) -> None:
         self.reference = weakref.ref(self)

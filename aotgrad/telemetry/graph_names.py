@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from aotgrad.ir import BoxedCallable, CompileBackward, Compiled, GraphHalf
 from aotgrad.telemetry.counters import counters
-from aotgrad.torch_compat import disable_autocast
+from aotgrad.torch_compat import CompilerSettings, disable_autocast
 
 MODEL = "model"
 
@@ -57,19 +57,20 @@ class GraphNames:
                 counters["graphs"] += role != "joint"
 
     def of_backward(self, compiled: Compiled) -> Compiled:
-        """`compiled`, with a compiler that names backward graphs."""
-        return compiled.with_backward(functools.partial(NamedBackward, self))
+        """`compiled`, with a compiler that names backward graphs, and has the settings that this thread has now."""
+        return compiled.with_backward(functools.partial(NamedBackward, self, CompilerSettings.now()))
 
 
 @dataclass(frozen=True)
 class NamedBackward:
-    """Compiles a backward graph under its name."""
+    """Compiles a backward graph under its name, with the settings of its forward: another thread may have others."""
 
     names: GraphNames
+    settings: CompilerSettings
     compile: CompileBackward
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
-        with self.names.compiling("backward"):
+        with self.settings.active(), self.names.compiling("backward"):
             return self.compile(half)
 
 

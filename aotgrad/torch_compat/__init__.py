@@ -124,6 +124,7 @@ from aotgrad.torch_compat.compiled_autograd import (
     no_compiled_autograd,
     recorded_node,
 )
+from aotgrad.torch_compat.compiler_settings import CONFIG_MODULES, CompilerSettings, is_engine_thread
 from aotgrad.torch_compat.contexts import (
     AutocastState,
     above_autograd,
@@ -321,7 +322,6 @@ from aotgrad.torch_compat.inductor.compilation import (
     inductor_load,
     inductor_load_module,
     inductor_module,
-    inductor_settings,
     inductor_takes_generators,
     inductor_uses_cudagraphs,
     inductor_writes_over,
@@ -330,7 +330,6 @@ from aotgrad.torch_compat.inductor.compilation import (
     names_of_decompositions,
     names_of_inductor_decompositions,
     reported_output_strides,
-    set_inductor_settings,
     stable_text,
     tell_output_stride,
     why_no_inductor_setting,

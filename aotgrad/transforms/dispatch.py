@@ -44,14 +44,16 @@ LIMIT_FACTOR = 16
 
 
 def higher_order(source: Source, traced: TracedJoint, compiler: Compiler) -> HigherOrder:
-    """The gradients of gradients of a function that was just traced; compiled when first needed."""
+    """The gradients of gradients of a function that was just traced; compiled when first needed, with these settings."""
+    settings = torch_compat.CompilerSettings.now()
     function, cuts = source.function, compiler.cuts
     captured = CapturedFunction(
         function, traced.capture, traced.meta, traced.joint, cuts, source.known, torch_compat.OpSettings.now()
     )
     complete = replace(compiler.with_options(min_graph_ops=0, plan_limit=VJP_LIMIT), is_derivative=True)
-    vjps = DerivedPlans(PlanCache(complete, "vjp of a compiled function"))
-    return CompiledVjp(captured, vjps, CompiledBatches.of(compiler, "batched backward of a compiled function"))
+    vjps = DerivedPlans(PlanCache(complete, "vjp of a compiled function"), settings=settings)
+    batches = CompiledBatches.of(compiler, "batched backward of a compiled function", settings)
+    return CompiledVjp(captured, vjps, batches)
 
 
 @dataclass

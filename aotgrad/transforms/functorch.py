@@ -35,6 +35,7 @@ from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.entry import NoPlan, NotCompiled
 from aotgrad.slots import ForwardResult, IntermediateBase, UserOutput
 from aotgrad.telemetry.counters import counters
+from aotgrad.torch_compat import CompilerSettings
 from aotgrad.transforms import derived
 from aotgrad.transforms.derived import Batch, CalledFunction, DerivedFunction, Jvp, Vjp, replace_at, tensor_leaves
 from aotgrad.transforms.input_views import with_views
@@ -79,9 +80,6 @@ class CallContext:
         for leaf, is_tracked in zip(leaves, tracked, strict=False):
             leaf.requires_grad_(is_tracked)
         return leaves
-
-    def find(self, plans: DerivedPlans, function: DerivedFunction, tensors: Sequence[torch.Tensor]) -> PlannedCall:
-        return plans.find(function, Arguments.of(tuple(tensors), {}), self.is_unchanged)
 
     def check_unchanged(self) -> None:
         """Raise if the function cannot run a second time for a derivative, as the state that it depends on has changed.
@@ -155,6 +153,7 @@ class Outcome:
         differentiable: which of these have a gradient, as far as is known.
         given: which of these are an argument, as the gradient of a sum is the cotangent: their positions, and those.
         random_state: that of the generators when the function ran, if it draws random numbers; a derivative draws the same.
+        settings: those that its plan was compiled with; a derivative may be compiled in another thread.
         graph: for gradients of the first order.
     """
 
@@ -162,6 +161,7 @@ class Outcome:
     differentiable: Sequence[bool] = ()
     given: dict[int, int] = field(default_factory=dict)
     random_state: Any = None
+    settings: CompilerSettings | None = None
     graph: Graph | None = None
 
 
@@ -173,6 +173,7 @@ class CallRequest:
         tracked: the arguments that may get a gradient from the plan's autograd graph.
         followed: the arguments that may get a gradient at all, inside a `vmap` too.
         random_state: what a derivative draws from; see `Outcome`.
+        settings: what a derivative is compiled with; see `Outcome`.
         graph: of the call that `function` is the vjp of.
         is_stale: an argument has changed since that call; only `graph` knows the gradients, which have no derivative.
         in_forward_mode: whether results may get a tangent: each of their elements then needs memory of its own.
@@ -184,6 +185,7 @@ class CallRequest:
     tracked: tuple[bool, ...] = ()
     followed: tuple[bool, ...] = ()
     random_state: Any = None
+    settings: CompilerSettings | None = None
     graph: Graph | None = None
     is_stale: bool = False
     in_forward_mode: bool = field(default_factory=torch_compat.jvp_is_open)
@@ -262,12 +264,16 @@ class CallRequest:
         assert isinstance(self.function, Vjp)
         differentiable = []
         if any(self.tracked) and self.context.is_unchanged():  # else a trace would change the function's state
-            differentiable = requires_grad_flags(self.context.find(self.context.captures, self.function, leaves))
+            differentiable = requires_grad_flags(self.find(self.context.captures, leaves))
         gradients = graph.gradients(self.function, leaves[len(leaves) - len(self.function.defined) :])
-        return Outcome(gradients, differentiable, random_state=self.random_state)
+        return Outcome(gradients, differentiable, random_state=self.random_state, settings=self.settings)
+
+    def find(self, plans: DerivedPlans, tensors: Sequence[torch.Tensor]) -> PlannedCall:
+        arguments = Arguments.of(tuple(tensors), {})
+        return plans.find(self.function, arguments, self.context.is_unchanged, settings=self.settings)
 
     def run_plan(self, leaves: Sequence[torch.Tensor], is_followed_outside: bool) -> Outcome:
-        call = self.context.find(self.context.plans, self.function, leaves)
+        call = self.find(self.context.plans, leaves)
         if any(self.followed) and not self.function.is_derivative:
             self.reject_several_nodes(call, leaves, is_followed_outside)
         outcome = self.run_with_random_state(call)
@@ -285,13 +291,13 @@ class CallRequest:
         """
         if self.function.is_derivative:
             with torch_compat.random_state_of(self.random_state):
-                return Outcome(call(), random_state=self.random_state)
+                return Outcome(call(), random_state=self.random_state, settings=call.settings)
         if call.stages is not None and not call.stages.draws:
-            return Outcome(call())
+            return Outcome(call(), settings=call.settings)
         if derived.count_batches(self.function) < self.vmaps or call.has_wrappers:
             raise NotCompiled
         state = torch_compat.random_state(torch_compat.devices_that_draw())
-        return Outcome(call(), random_state=state)
+        return Outcome(call(), random_state=state, settings=call.settings)
 
     def reject_several_nodes(self, call: PlannedCall, leaves: Sequence[torch.Tensor], outside: bool) -> None:
         """Reject results that have several autograd nodes in eager, where a program can see that.
@@ -303,7 +309,7 @@ class CallRequest:
             return
         if not any(self.tracked):
             leaves = [t.detach().requires_grad_(flag) for t, flag in zip(leaves, self.followed, strict=True)]
-            call = self.context.find(self.context.traces, self.function, leaves)
+            call = self.find(self.context.traces, leaves)
         reject_several_nodes(call, outside)
 
 
@@ -322,7 +328,8 @@ class TransformedCall:
     def derive(self, function: DerivedFunction, **facts: Any) -> CallRequest:
         """The call of a derivative of this one."""
         self.request.check_fresh()
-        return CallRequest(function, self.request.context, random_state=self.outcome.random_state, **facts)
+        state, settings = self.outcome.random_state, self.outcome.settings
+        return CallRequest(function, self.request.context, random_state=state, settings=settings, **facts)
 
 
 class Transformed(torch.autograd.Function):

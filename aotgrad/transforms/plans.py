@@ -18,6 +18,7 @@ from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import GeneratorArguments
 from aotgrad.plan_cache.wrappers import WrapperArguments
+from aotgrad.torch_compat import CompilerSettings
 from aotgrad.transforms.derived import DerivedFunction
 
 
@@ -37,6 +38,11 @@ class PlannedCall(NamedTuple):
         return None if isinstance(self.plan, NoPlan) else self.plan.executable
 
     @property
+    def settings(self) -> CompilerSettings | None:
+        """Those that the plan was compiled with."""
+        return None if isinstance(self.plan, NoPlan) else self.plan.settings
+
+    @property
     def has_wrappers(self) -> bool:
         """Whether an argument or result is a tensor subclass that has been taken apart."""
         is_taken_apart = isinstance(self.planned.call.arguments, WrapperArguments)
@@ -54,11 +60,13 @@ class DerivedPlans:
     Attributes:
         cache: compiles and finds them.
         checked: whether a function may reject its plan, see `DerivedFunction.check`; one that is only traced may not.
+        settings: those to compile with; `None`: those of the thread that calls.
         refused: the keys of functions, or of kinds of calls, that cannot be compiled.
     """
 
     cache: PlanCache
     checked: bool = True
+    settings: CompilerSettings | None = None
     refused: set[Hashable] = field(default_factory=set)
 
     def find(
@@ -67,17 +75,20 @@ class DerivedPlans:
         arguments: Arguments,
         is_unchanged: Callable[[], bool] = lambda: True,
         known: KnownValues | None = None,
+        settings: CompilerSettings | None = None,
     ) -> PlannedCall:
         """The call of a function's plan, which is compiled if there is none.
 
         Args:
             is_unchanged: whether no trace has changed the state that `function.key` contains.
             known: see `Call`.
+            settings: in place of the own ones.
 
         Raises:
             NotCompiled: the function draws from a generator of its own.
         """
-        call = Call(function, arguments, 0, self.state_of_call(function, is_unchanged), known)
+        state = self.state_of_call(function, is_unchanged)
+        call = Call(function, arguments, 0, state, known, settings=settings or self.settings)
         planned = self.cache.plan_for(call)
         if isinstance(planned.call.arguments, GeneratorArguments):  # transforms do not see the states of generators
             raise NotCompiled
@@ -85,7 +96,7 @@ class DerivedPlans:
 
     def call(self, function: DerivedFunction, arguments: Arguments, is_unchanged: Callable[[], bool] = lambda: True) -> Any:
         """The result of a function, which may draw from generators of its own."""
-        call = Call(function, arguments, 0, self.state_of_call(function, is_unchanged))
+        call = Call(function, arguments, 0, self.state_of_call(function, is_unchanged), settings=self.settings)
         return self.cache.run(self.cache.plan_for(call))
 
     def state_of_call(self, function: DerivedFunction, is_unchanged: Callable[[], bool]) -> AmbientState:

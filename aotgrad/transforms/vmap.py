@@ -23,6 +23,7 @@ from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.runtime.anomaly import leaves_its_derivative
+from aotgrad.torch_compat import CompilerSettings
 from aotgrad.transforms.derived import Batch, DerivedFunction
 from aotgrad.transforms.plans import DerivedPlans
 
@@ -66,8 +67,8 @@ class CompiledBatches:
     plans: DerivedPlans
 
     @classmethod
-    def of(cls, compiler: Compiler, name: str) -> CompiledBatches:
-        return cls(DerivedPlans(PlanCache(compiler, name)))
+    def of(cls, compiler: Compiler, name: str, settings: CompilerSettings) -> CompiledBatches:
+        return cls(DerivedPlans(PlanCache(compiler, name), settings=settings))
 
     def __call__(self, half: GraphHalf, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
         """The results of `half` for `values`, some of which a transform of `torch.func` has wrapped, or are dual numbers."""

@@ -35,12 +35,8 @@ GAPS: Mapping[str, str] = {
     "runtime/test_emit.py::test_size_expressions": SPARSE,
 }
 
-SETTINGS = "a second derivative is compiled on the thread of the device, where Inductor has its default settings"
-
 DEFECTS: Mapping[str, str] = {
     "models/test_models.py::test_eager_halves_train_as_eager[mamba]": "a gradient is summed in another order",
-    "numerics/test_generators.py::test_what_is_drawn_again[inductor halves-two_generators-2-*]": SETTINGS,
-    "numerics/test_random.py::test_dropout_in_a_checkpoint[*inductor-2]": SETTINGS,
 }
 
 ORDER_DEPENDENT: Mapping[str, str] = {

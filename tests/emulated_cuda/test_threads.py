@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 import aotgrad
+from aotgrad import torch_compat
 
 SECONDS = 60
 """Much longer than anything here takes."""
@@ -49,3 +50,12 @@ def test_a_backward_that_compiles_and_a_trace_do_not_wait_for_each_other():
     for thread in threads:
         thread.join(SECONDS)
     assert len(done) == 2
+
+
+def test_which_threads_are_of_the_engine():
+    found = []
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    x.register_hook(lambda _: found.append(torch_compat.is_engine_thread()))
+    x.sum().backward()
+    assert found == [True]
+    assert not torch_compat.is_engine_thread()

@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from torch._inductor import config
 
 import aotgrad
 from aotgrad.errors import CaptureError, HigherOrderError
@@ -248,6 +249,25 @@ def test_dropout_in_a_checkpoint(function, backend: str, order: int) -> None:
     for _ in range(2):
         for actual, wanted in zip(run(under_test), run(function), strict=True):
             torch.testing.assert_close(actual, wanted, rtol=rtol, atol=0 if rtol == 0 else 1e-5)
+
+
+@pytest.mark.parametrize("backend", THROUGH_INDUCTOR)
+def test_derivatives_have_the_settings_of_the_forward(backend: str) -> None:
+    """They draw eager's numbers once more if the forward drew eager's, though the setting is back at its default."""
+
+    def function(x):
+        return nn.functional.dropout(x.exp(), 0.5).sin()
+
+    def run(function):
+        torch.manual_seed(0)
+        x = torch.linspace(-1, 1, 20).requires_grad_()
+        with config.patch(fallback_random=True):
+            y = function(x)
+        (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+        return [y, first, second, *torch.autograd.grad(second.sum(), x)]
+
+    assert_matches(run(compiled(function, backend)), run(function), backend)
 
 
 @pytest.mark.parametrize("backend", THROUGH_INDUCTOR)

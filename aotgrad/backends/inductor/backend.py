@@ -131,7 +131,7 @@ class InductorBackend:
         job = Job(forward, "forward", (UserOutput, IntermediateBase), {"static_input_idxs": sorted(static_inputs)})
         job.settings["is_inference"] = not differentiable
         compiled = self._compile_forward(job, shared)
-        backward = InductorBackward(self, shared, torch_compat.inductor_settings()) if differentiable else None
+        backward = InductorBackward(self, shared) if differentiable else None
         return Compiled(self.name, compiled, backward, shared.cudagraphs, not shared.cudagraphs)
 
     def _compile_forward(self, job: Job, shared: Shared) -> BoxedCallable:
@@ -322,18 +322,13 @@ class Job:
 
 @dataclass(frozen=True)
 class InductorBackward:
-    """Compiles variants of one backward; `shared` pairs them with their forward.
-
-    `settings` are those of the thread that compiled the forward: threads of autograd's devices have Inductor's defaults.
-    """
+    """Compiles variants of one backward; `shared` pairs them with their forward."""
 
     backend: InductorBackend
     shared: Shared
-    settings: Mapping[str, Any]
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
-        with COMPILING, torch_compat.set_inductor_settings(self.settings):
-            return self.backend.backward(half, self.shared)
+        return self.backend.backward(half, self.shared)
 
 
 def takes_clones(half: GraphHalf, shared: Shared) -> bool:

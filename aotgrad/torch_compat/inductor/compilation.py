@@ -12,7 +12,6 @@ import pickle
 import sys
 import types
 import typing
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -226,25 +225,6 @@ def inductor_config(mode: str, /, **settings: Any) -> Iterator[None]:
     from torch._inductor import config, list_mode_options
 
     with config.patch({**({} if mode == "default" else list_mode_options(mode)), **settings}):
-        yield
-
-
-def inductor_settings() -> dict[str, Any]:
-    """All settings of Inductor, as this thread has them. Since torch 2.12 each thread has its own."""
-    from torch._inductor import config
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # some are deprecated
-        return {name: getattr(config, name) for name in config.get_config_copy()}
-
-
-@contextlib.contextmanager
-def set_inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, this thread has the settings that `inductor_settings` returned, in another one or earlier."""
-    from torch._inductor import config
-
-    now = inductor_settings()
-    with config.patch({name: value for name, value in settings.items() if now[name] is not value and now[name] != value}):
         yield
 
 

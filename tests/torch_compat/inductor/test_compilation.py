@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-import threading
 import types
 
 import pytest
@@ -28,22 +27,6 @@ def test_compile_without_workers():
     with config.patch(compile_threads=7):
         compat.compile_without_workers()
         assert config.compile_threads == 1
-
-
-def test_the_settings_of_another_thread():
-    with config.patch(fallback_random=True, max_autotune=True):
-        settings = compat.inductor_settings()
-    found = []
-
-    def run():
-        with compat.set_inductor_settings(settings):
-            found.extend((config.fallback_random, config.max_autotune))
-        found.extend((config.fallback_random, config.max_autotune))
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    assert found == [True, True, False, False]
 
 
 @inductor
