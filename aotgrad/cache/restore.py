@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-import torch
 import torch.fx as fx
 
 from aotgrad import pipeline, torch_compat

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from aotgrad.torch_compat import OpSettings
+from aotgrad.torch_compat import CompilerSettings, OpSettings
 
 GLOBAL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
@@ -32,10 +32,12 @@ class TraceState:
     grad_mode: bool
     settings: OpSettings
     flags: tuple[Any, ...]
+    compilers: CompilerSettings
 
     @classmethod
     def now(cls) -> TraceState:
-        return cls(torch.is_grad_enabled(), OpSettings.now(), tuple(read() for read, _ in GLOBAL_FLAGS))
+        flags = tuple(read() for read, _ in GLOBAL_FLAGS)
+        return cls(torch.is_grad_enabled(), OpSettings.now(), flags, CompilerSettings.now())
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
@@ -46,4 +48,5 @@ class TraceState:
                     write(value)
             stack.enter_context(torch.set_grad_enabled(self.grad_mode))
             stack.enter_context(self.settings.active())
+            stack.enter_context(self.compilers.active())
             yield

@@ -52,8 +52,7 @@ def higher_order(source: Source, traced: TracedJoint, compiler: Compiler) -> Hig
     )
     complete = replace(compiler.with_options(min_graph_ops=0, plan_limit=VJP_LIMIT), is_derivative=True)
     vjps = DerivedPlans(PlanCache(complete, "vjp of a compiled function"), settings=settings)
-    batches = CompiledBatches.of(compiler, "batched backward of a compiled function", settings)
-    return CompiledVjp(captured, vjps, batches)
+    return CompiledVjp(captured, vjps, CompiledBatches.of(compiler, "batched backward of a compiled function"))
 
 
 @dataclass

@@ -67,8 +67,9 @@ class CompiledBatches:
     plans: DerivedPlans
 
     @classmethod
-    def of(cls, compiler: Compiler, name: str, settings: CompilerSettings) -> CompiledBatches:
-        return cls(DerivedPlans(PlanCache(compiler, name), settings=settings))
+    def of(cls, compiler: Compiler, name: str) -> CompiledBatches:
+        """Those of a function that was just compiled."""
+        return cls(DerivedPlans(PlanCache(compiler, name), settings=CompilerSettings.now()))
 
     def __call__(self, half: GraphHalf, values: Sequence[Any]) -> Sequence[torch.Tensor | None]:
         """The results of `half` for `values`, some of which a transform of `torch.func` has wrapped, or are dual numbers."""
