@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,10 +58,11 @@ class ValueReads:
         self._prologue: Prologue | None = None
         self._conditions: dict[str, Condition] = {}
         self._guard: ValueGuard | None = None
+        self._replaced: dict[Any, Any] = {}
 
     def begin(self, recorder: Recorder, fake_mode: FakeTensorMode, convention: CallingConvention) -> None:
         """Start a trace, in place of an earlier one."""
-        self._conditions, self.is_over = {}, False
+        self._conditions, self._replaced, self.is_over = {}, {}, False
         self._recorder, self._fake_mode = recorder, fake_mode
         self._prologue = Prologue(recorder, convention, self._arguments) if self.level else None
 
@@ -185,6 +186,27 @@ class ValueReads:
         text, names = torch_compat.expression_text(expression)
         return self._require(text, place) if all(map(self._prologue.bind, names)) else None
 
+    def require_equal(self, numbers: Sequence[fx.Node]) -> list[list[fx.Node]]:
+        """Group numbers of a training step that are equal in this call, which becomes a condition for other calls.
+
+        None is zero: `0.0` and `-0.0` are equal, and not the same.
+        """
+        if self._prologue is None or not self.shared:
+            return []
+        groups = dict[float, list[fx.Node]]()
+        for node in numbers:
+            groups.setdefault(self._prologue.value_of(node).item(), []).append(node)
+        groups = {value: group for value, group in groups.items() if len(group) > 1 and value == value != 0}
+        for group in groups.values():
+            copies = [self._prologue.call(torch_compat.read_number, (node,), {})[0] for node in group]
+            names = [self._prologue.name_result(copy, "number") for copy in copies]
+            self._require(" == ".join(["0.0 != " + names[0], *names[1:]]), "so that equal numbers are computed with once")
+        return list(groups.values())
+
+    def replace_symbols(self, replaced: Mapping[Any, Any]) -> None:
+        """Let other symbols stand for some symbols in the checks that follow."""
+        self._replaced = dict(replaced)
+
     def answer_checks(self) -> None:
         """Make conditions of torch's assumptions during the trace, which a graph does not check.
 
@@ -196,7 +218,7 @@ class ValueReads:
         for expression in torch_compat.deferred_checks(self._fake_mode):
             if torch_compat.holds_of_counts(expression, counts):
                 continue
-            answer = self.answer(expression, "by a check of torch's")
+            answer = self.answer(expression.xreplace(self._replaced), "by a check of torch's")
             if answer is None and self.level is not Level.SPECIALIZE:
                 raise NotAnswered(f"a graph does not check that {expression}")
             if answer is not None and not answer:

@@ -17,6 +17,7 @@ from aotgrad.passes.constants import ConstantPropagation
 from aotgrad.passes.dead_code import DeadCodeElimination
 from aotgrad.passes.early_updates import EarlyUpdates
 from aotgrad.passes.effects import UnwrapEffects
+from aotgrad.passes.equal_numbers import share_equal_numbers
 from aotgrad.passes.functional import CheckFunctional
 from aotgrad.passes.guarded_values import SplitGuard, drop_guarded_values, take_guarded_values
 from aotgrad.passes.input_mutations import keep_input_mutations
@@ -88,6 +89,7 @@ __all__ = [
     "registered",
     "reject_repeated_effect",
     "remove_repeated_effects",
+    "share_equal_numbers",
     "take_guarded_values",
     "take_known_values",
     "unregister",

@@ -264,7 +264,7 @@ from aotgrad.torch_compat.functionalization import (
     sizes_of_view,
 )
 from aotgrad.torch_compat.functorch_settings import PEER_PARAMETERS, PEER_SETTINGS, PeerParameter
-from aotgrad.torch_compat.fused_optimizers import FUSED_UPDATES, record_float, record_fused_update
+from aotgrad.torch_compat.fused_optimizers import FUSED_UPDATES, default_foreach, record_float, record_fused_update
 from aotgrad.torch_compat.generators import (
     GeneratorStates,
     OwnGenerator,

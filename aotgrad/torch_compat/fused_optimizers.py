@@ -5,14 +5,17 @@ Their schemas take no symbolic floats, functionalization refuses their empty lis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer, get_proxy_mode, track_tensor_tree
+from torch.optim import optimizer
 
 from aotgrad.torch_compat.functional_tensors import from_functional, replace_value
 from aotgrad.torch_compat.ops import arguments_by_name, written_names
@@ -44,6 +47,15 @@ def record_fused_update(function: Any, args: Sequence[Any], kwargs: Mapping[str,
             if name != "grads" or given.get("grad_scale") is not None:
                 for tensor, fake in zip(given[name], fakes, strict=True):
                     replace_value(tensor, fake)
+
+
+@contextlib.contextmanager
+def default_foreach(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Inside, optimizers choose ops on lists by default where they would for these tensors, if these are plain."""
+    plain = optimizer._foreach_supported_types
+    kinds = [*plain, FunctionalTensor] if {*map(type, tensors)} <= {*plain} else plain
+    with mock.patch.object(optimizer, "_foreach_supported_types", kinds):
+        yield
 
 
 def record_float(function: Any, args: Sequence[Any]) -> torch.SymFloat:

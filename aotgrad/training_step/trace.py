@@ -89,7 +89,11 @@ class TracedStep:
         found = self.state.read()
         pairs = Pairs.of(found, tensors, gradients)
         reject_pending(self.state.scalers)
-        with restored_objects(self.state.optimizers, self.state.scalers), swapped(pairs.real, pairs.leaves):
+        with (
+            restored_objects(self.state.optimizers, self.state.scalers),
+            torch_compat.default_foreach(pairs.real),
+            swapped(pairs.real, pairs.leaves),
+        ):
             give_gradients(found)
             found.numbers.put([number.item() for number in numbers.unbind()])
             if self.fuses and not any(scaler.is_enabled() for scaler in self.state.scalers):

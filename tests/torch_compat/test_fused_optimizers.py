@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+from torch._subclasses.functional_tensor import FunctionalTensor
+from torch.optim import optimizer
 
 from aotgrad import torch_compat as compat
 from tests.torch_compat.tracing import Tracing
@@ -25,6 +28,18 @@ def test_an_update_is_recorded(fake_mode):
         compat.record_fused_update(torch._fused_sgd_, ([x], [x.sin()], []), {**settings, **flags})
         assert compat.proxy_node(compat.from_functional(x), trace.tracer).name == "getitem_1"
     assert trace.recorded()[:2] == ["aten.sin.default", "aten._fused_sgd.default"] and x._version == 0
+
+
+def test_the_default_of_lists():
+    class Own(torch.Tensor):
+        pass
+
+    plain = torch.ones(2)
+    for tensors, takes_traced in (([plain, nn.Parameter(plain)], True), ([plain, plain.as_subclass(Own)], False)):
+        with compat.default_foreach(tensors):
+            assert (FunctionalTensor in optimizer._foreach_supported_types) is takes_traced
+            assert torch.Tensor in optimizer._foreach_supported_types
+    assert FunctionalTensor not in optimizer._foreach_supported_types
 
 
 def test_a_float_is_recorded(fake_mode):
