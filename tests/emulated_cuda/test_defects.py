@@ -84,6 +84,34 @@ def test_a_function_with_dropout_can_be_captured():
         function(x).sum().backward()
 
 
+def masked(x):
+    return F.dropout(x.exp(), 0.5) * x
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_function_whose_backward_draws_again_cannot_be_captured(backend):
+    compiled = aotgrad.aot_function(masked, backend, options={"memory_budget": 0.0})
+    x = leaf(8, 8)
+    with torch._inductor.config.patch(fallback_random=True):
+        compiled(x).sum().backward()
+        with device.capturing(), pytest.raises(RuntimeError, match="a CUDA graph is being captured, and the backward draws"):
+            compiled(x)
+        compiled(x).sum().backward()
+
+
+def test_inductors_own_numbers_are_drawn_again_in_a_capture_from_a_saved_seed():
+    compiled = aotgrad.aot_function(masked, "inductor", options={"memory_budget": 0.0})
+    x = leaf(8, 8)
+    compiled(x).sum().backward()
+    with device.capturing():
+        result = compiled(x)
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+    kept = result != 0
+    assert 0 < int(kept.sum()) < 64
+    expected = 2 * (x.exp() * x + x.exp()) * kept
+    torch.testing.assert_close(gradient, expected.detach())
+
+
 STATE = torch.zeros(16, dtype=torch.uint8, device="cpu")
 
 

@@ -183,9 +183,19 @@ class DrawsInBackward(torch.autograd.Function):
         return gradient * torch.rand_like(gradient)
 
 
+def draws_in_a_loop(x):
+    start = torch.zeros((), dtype=torch.int64, device="cuda"), x.detach()
+    return torch.while_loop(lambda k, x: k < 3, lambda k, x: (k + 1, x * torch.rand_like(x)), start)[1]
+
+
 REFUSED = {
     "on a CPU": (lambda x: x * torch.rand(3, device="cpu").cuda(), r"aten\.rand\.default \(.*\) draws on the CPU"),
     "in a backward": (DrawsInBackward.apply, r"aten\.rand_like\.default .*draws in the backward"),
+    "in a branch": (
+        lambda x: torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), torch.sin, (x,)),
+        r"aten\.rand_like\.default .*draws in the subgraph of a higher-order op",
+    ),
+    "in a loop": (draws_in_a_loop, r"aten\.rand_like\.default .*draws in the subgraph of a higher-order op"),
 }
 
 
@@ -194,6 +204,16 @@ def test_a_draw_without_a_functional_form_is_refused(name):
     function, message = REFUSED[name]
     with pytest.raises(PartitionError, match=message):
         aotgrad.aot_function(function, aotgrad.nop, options=FUNCTIONAL)(leaf(3, device="cuda"))
+
+
+@pytest.mark.parametrize("name", ["in a branch", "in a loop"])
+def test_a_draw_in_a_subgraph_is_eagers_without_the_option(name):
+    function, _ = REFUSED[name]
+    found = []
+    for each in (function, aotgrad.aot_function(function, "eager")):
+        seed_apart()
+        found.append([each(leaf(3, device="cuda").detach()), torch.cuda.get_rng_state()])
+    assert all(map(torch.equal, *found))
 
 
 def test_a_call_under_a_capture_raises():
