@@ -48,10 +48,6 @@ MACHINE_DEPENDENT: Mapping[str, str] = {
     "numerics/test_gradient_layouts.py::test_gradients_are_those_of_eager[channels_last_input-inductor]": (
         "whether a convolution of the CPU keeps a memory format depends on its vector extensions"
     ),
-    "runtime/test_native_node.py::test_nothing_grows[*]": (
-        "with the threads of devices, Python's count of memory blocks grows by half a block a call in some runs, with nodes "
-        "in Python, too; whether the emulator, torch or aotgrad keeps them is not known"
-    ),
 }
 """Tests that pass on some machines only: skipped on all."""
 

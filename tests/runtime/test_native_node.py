@@ -158,7 +158,8 @@ def grown(step, inputs) -> tuple[int, int, int]:
         for _ in range(CALLS):
             step(*inputs)
         more = max(map(operator.sub, map(torch_compat.owners_of, inputs), references))
-        return sys.getallocatedblocks() - blocks, more, bytes_in_use() - used
+        garbage = gc.collect()  # it empties the lists of free tuples, too, which may keep thousands
+        return sys.getallocatedblocks() - blocks + garbage, more, bytes_in_use() - used
     finally:
         gc.enable()
 
