@@ -49,7 +49,7 @@ def holds_host_numbers(node: fx.Node) -> bool:
     """Whether a value is a number on the host, or a list of these from one op on lists."""
     value = node.meta.get("val")
     if op_table.makes_new_list(node.target):
-        return all(map(is_host_number, value))
+        return all(map(is_host_number, cast(list, value)))
     return is_host_number(value)
 
 
