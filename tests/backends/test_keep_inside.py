@@ -173,9 +173,9 @@ def of_a_norm(x, w):
 @pytest.mark.parametrize("function", [of_a_penalty, of_a_step_that_is_differentiated, of_a_norm], ids=lambda f: f.__name__)
 def test_a_gradient_that_is_differentiated_takes_its_call_apart(function, order, caplog):
     caplog.set_level(logging.DEBUG, "aotgrad.backends.kept")
-    roles = compared(function, order)
+    roles = compared(function, order, tolerance=1e-4)
     assert not {"linear_backward", "layer_norm_backward"}.intersection(roles["forward"])
-    assert " is taken apart: others use a value " in caplog.text
+    assert " is taken apart: " in caplog.text
 
 
 def test_a_gradient_that_starts_from_an_argument_takes_its_call_apart():
