@@ -157,11 +157,21 @@ def test_autocast_is_off_while_passes_and_compilers_run() -> None:
     assert len(seen) == 6 and not any(seen.values()), seen
 
 
-@pytest.mark.xfail(strict=True, reason="the kernel of the op multiplies matrices under autocast; a graph runs it without")
-def test_a_kernel_that_calls_an_op_of_autocast():
-    def function(theta):
-        with torch.autocast("cpu", torch.bfloat16):
-            return torch.nn.functional.affine_grid(theta, (2, 2, 3, 3), align_corners=False)
+def grid_of_points(x):
+    return torch.nn.functional.affine_grid(x, (2, 2, 3, 3), align_corners=False)
 
-    theta = torch.randn(2, 2, 3)
-    assert aotgrad.aot_function(function, "eager")(theta).dtype is function(theta).dtype is torch.bfloat16
+
+def bilinear_form(x):
+    return torch.nn.functional.bilinear(x[:, 0], x[:, 1], x.reshape(2, 1, 6).expand(2, 3, 6)[..., :3])
+
+
+@pytest.mark.xfail(strict=True, reason="the kernel of the op multiplies matrices under autocast; a graph runs it without")
+@pytest.mark.parametrize("function", [grid_of_points, bilinear_form], ids=lambda each: each.__name__)
+def test_a_kernel_that_calls_an_op_of_autocast(function):
+    def with_casts(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return function(x)
+
+    x = torch.randn(2, 2, 3)
+    found, expected = aotgrad.aot_function(with_casts, "eager")(x), with_casts(x)
+    assert found.dtype is expected.dtype and torch.equal(found, expected)
