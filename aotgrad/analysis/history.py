@@ -54,6 +54,11 @@ def view_history(value: torch.Tensor) -> Iterator[Any]:
         yield node
 
 
+def is_inside_nested_tensor(value: torch.Tensor) -> bool:
+    """Whether a view has the values of a nested tensor: torch cannot differentiate that of a jagged one."""
+    return any("NestedTensor" in node.name() for node in (value.grad_fn, *view_history(value)) if node is not None)
+
+
 def is_custom_function_view(value: torch.Tensor, stops: Collection[Any]) -> bool:
     """Whether the history of an alias leads through a user's `autograd.Function` before it reaches one of `stops`."""
     node = value.grad_fn if value.requires_grad else None

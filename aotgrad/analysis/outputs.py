@@ -19,6 +19,7 @@ import torch.fx as fx
 from aotgrad import ir, torch_compat
 from aotgrad.analysis.history import (
     is_custom_function_view,
+    is_inside_nested_tensor,
     reject_forbidden_view,
     stops_before,
     view_history,
@@ -445,8 +446,9 @@ def says_it_is_a_view(value: torch.Tensor) -> bool:
 
 
 def may_be_fresh(value: torch.Tensor) -> bool:
-    """Whether a view is the same tensor without its base: it has a history of its own or none, and plain values."""
-    return (value.grad_fn is not None or not value.requires_grad) and not (value.is_conj() or value.is_neg())
+    """Whether a view is the same tensor without its base: it has a history that can be differentiated, and plain values."""
+    has_own_history = value.grad_fn is not None or not value.requires_grad
+    return has_own_history and not (value.is_conj() or value.is_neg() or is_inside_nested_tensor(value))
 
 
 def is_view_of_a_wrapper(value: torch.Tensor) -> bool:

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import torch
 import torch.fx as fx
-from torch.fx.node import map_arg
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
@@ -80,25 +79,26 @@ def uses_of(node: fx.Node) -> Hashable:
 def merge_calls(joint: JointGraph, numbers: Collection[fx.Node]) -> dict[Any, Any]:
     """Merge equal calls that compute floats, or numbers on the host, from some numbers. Returned tensors stay apart."""
     found, first_of, merged = set(numbers), dict[Hashable, fx.Node](), dict[fx.Node, fx.Node]()
+    symbols: dict[Any, Any] = {}
     for node in joint.module.graph.nodes:
         if found.isdisjoint(node.all_input_nodes) or not is_mergeable(node) or (key := key_of_number(node)) is None:
             continue
         first = first_of.setdefault((key, rewrite.recompute_policy(node)), node)
         found.add(first)
         if first is node:
-            update_float(node)
+            rename_symbols(node, symbols)
         else:
             merged[node] = first
             node.replace_all_uses_with(first, delete_user_cb=is_no_output)
+            if reads_float(node):
+                symbols[torch_compat.expression_of(node.meta["val"])] = torch_compat.expression_of(first.meta["val"])
     output = output_node(joint.module.graph)
     slots = zip(joint.signature.outputs, outputs_of(joint.module.graph), strict=True)
     output.args = (tuple(merged.get(node, node) if isinstance(slot, UpdatedInput) else node for slot, node in slots),)
     for node in merged:
         if not node.users:
             joint.module.graph.erase_node(node)
-    symbol_of = torch_compat.expression_of
-    reads = ((node.meta["val"], first.meta["val"]) for node, first in merged.items() if reads_float(node))
-    return {symbol_of(value): symbol_of(first) for value, first in reads}
+    return symbols
 
 
 def key_of_number(node: fx.Node) -> Hashable | None:
@@ -106,12 +106,17 @@ def key_of_number(node: fx.Node) -> Hashable | None:
     source = node.args[0] if op_table.is_getitem(node.target) else None
     if not isinstance(source, fx.Node) or not op_table.makes_new_list(source.target):
         return call_key(node)
-    packed = (each for each in source.all_input_nodes if each.meta["val"].dim() == 1)  # a number for each item
-    if any(packed) or source.kwargs.keys() - {"alpha", "value"}:
+    if any(map(is_vector, source.all_input_nodes)) or source.kwargs.keys() - {"alpha", "value"}:
         return call_key(node)
     place = cast(int, node.args[1])
     args = [arg[place] if isinstance(arg, (list, tuple)) else arg for arg in source.args]
     return (source.target, argument_key(args), argument_key(source.kwargs))
+
+
+def is_vector(node: fx.Node) -> bool:
+    """Whether an argument of an op on lists has a number for each item."""
+    value = node.meta["val"]
+    return isinstance(value, torch.Tensor) and value.dim() == 1
 
 
 def is_mergeable(node: fx.Node) -> bool:
@@ -119,11 +124,11 @@ def is_mergeable(node: fx.Node) -> bool:
     return is_number and (reads_float(node) or ops.is_pure(node))
 
 
-def update_float(node: fx.Node) -> None:
-    """Let the value of a float that is computed from others tell from which: some may have been replaced."""
+def rename_symbols(node: fx.Node, symbols: Mapping[Any, Any]) -> None:
+    """Let the value of a float that is computed from others tell from which: some were replaced."""
     if isinstance(node.meta["val"], torch.SymFloat) and not reads_float(node):
-        args, kwargs = map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
-        node.meta["val"] = cast(Callable, node.target)(*args, **kwargs)
+        expression = torch_compat.expression_of(node.meta["val"]).xreplace(symbols)
+        node.meta["val"] = torch_compat.symbolic_number(torch_compat.fake_mode_of(node.graph), "float", expression)
 
 
 def is_no_output(user: fx.Node) -> bool:

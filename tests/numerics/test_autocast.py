@@ -100,7 +100,7 @@ def test_second_order_through_inductor(function, backend) -> None:
     actual = differentiate(compiled(function, backend), BF16, contextlib.nullcontext, second_order=True)
     for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype
-        torch.testing.assert_close(one, other, rtol=0.1, atol=0.1)
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.02 * other.abs().max().item())
 
 
 def cast_after_a_product_in_float32(x, w, v):
@@ -166,7 +166,7 @@ def bilinear_form(x):
 
 
 @pytest.mark.xfail(strict=True, reason="the kernel of the op multiplies matrices under autocast; a graph runs it without")
-@pytest.mark.parametrize("function", [grid_of_points, bilinear_form], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("function", [grid_of_points, bilinear_form, torch.linalg.pinv], ids=["grid", "bilinear", "pinv"])
 def test_a_kernel_that_calls_an_op_of_autocast(function):
     def with_casts(x):
         with torch.autocast("cpu", torch.bfloat16):

@@ -15,6 +15,9 @@ from tests.training_step.comparing import Training, assert_trains_like_eager, ba
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "one by one": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=False),
     "lists": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, foreach=True),
+    "nadam lists": lambda parameters: torch.optim.NAdam(parameters, lr=0.01, foreach=True),
+    "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=0.01),
+    "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=0.01),
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=0.01),
     "radam": lambda parameters: torch.optim.RAdam(parameters, lr=0.01),
     "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=0.01, foreach=True),
@@ -44,7 +47,7 @@ def make(name: str, between: Callable[[torch.optim.Optimizer, int], None] = lamb
 @pytest.mark.parametrize("backend", BACKENDS)
 @every_optimizer
 def test_the_numbers_stay_equal(name: str, backend: str):
-    assert_trains_like_eager(lambda: make(name), batches(5), backend)
+    assert_trains_like_eager(lambda: make(name), batches(5), backend, plans=2)
 
 
 @pytest.mark.parametrize(("name", "backend"), [*((name, "eager") for name in OPTIMIZERS), ("lists", "inductor")])
