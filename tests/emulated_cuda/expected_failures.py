@@ -22,7 +22,6 @@ GAPS: Mapping[str, str] = {
     "models/test_models.py::test_eager_halves_train_as_eager[lstm_cell]": FUSED_CELLS,
     "models/test_models.py::test_eager_halves_train_as_eager[qwen_moe]": "the CPU has no histogram of integers",
     "numerics/test_autocast.py::test_second_order[*bfloat16-weight_used_twice]": CANCELS,
-    "numerics/test_autocast.py::test_second_order_through_inductor[weight_used_twice-aot_inductor]": CANCELS,
     "numerics/test_generators.py::test_random_ops[normal of numbers-*]": NORMAL,
     "numerics/test_gradient_layouts.py::test_gradients_are_those_of_eager[*sparse*]": SPARSE,
     "numerics/test_gradient_layouts.py::test_gradients_are_those_of_eager[channels_last_input-interpreter]": (

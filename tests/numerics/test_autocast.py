@@ -96,11 +96,12 @@ def test_second_order(function, around, around_backward) -> None:
 @pytest.mark.parametrize("backend", THROUGH_INDUCTOR)
 @every_function
 def test_second_order_through_inductor(function, backend) -> None:
+    """Sums of terms in bfloat16 differ by what eager's differ from those in float32, about 4 % of the largest element."""
     expected = differentiate(function, BF16, contextlib.nullcontext, second_order=True)
     actual = differentiate(compiled(function, backend), BF16, contextlib.nullcontext, second_order=True)
     for one, other in zip(actual, expected, strict=True):
         assert one.dtype == other.dtype
-        torch.testing.assert_close(one, other, rtol=0.1, atol=0.02 * other.abs().max().item())
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.05 * other.abs().max().item())
 
 
 def cast_after_a_product_in_float32(x, w, v):
@@ -172,6 +173,6 @@ def test_a_kernel_that_calls_an_op_of_autocast(function):
         with torch.autocast("cpu", torch.bfloat16):
             return function(x)
 
-    x = torch.randn(2, 2, 3)
+    x = torch.randn(2, 2, 3, device="cpu")
     found, expected = aotgrad.aot_function(with_casts, "eager")(x), with_casts(x)
     assert found.dtype is expected.dtype and torch.equal(found, expected)
