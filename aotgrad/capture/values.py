@@ -58,11 +58,10 @@ class ValueReads:
         self._prologue: Prologue | None = None
         self._conditions: dict[str, Condition] = {}
         self._guard: ValueGuard | None = None
-        self._replaced: dict[Any, Any] = {}
 
     def begin(self, recorder: Recorder, fake_mode: FakeTensorMode, convention: CallingConvention) -> None:
         """Start a trace, in place of an earlier one."""
-        self._conditions, self._replaced, self.is_over = {}, {}, False
+        self._conditions, self.is_over = {}, False
         self._recorder, self._fake_mode = recorder, fake_mode
         self._prologue = Prologue(recorder, convention, self._arguments) if self.level else None
 
@@ -203,12 +202,11 @@ class ValueReads:
             self._require(" == ".join(["0.0 != " + names[0], *names[1:]]), "so that equal numbers are computed with once")
         return list(groups.values())
 
-    def replace_symbols(self, replaced: Mapping[Any, Any]) -> None:
-        """Let other symbols stand for some symbols in the checks that follow."""
-        self._replaced = dict(replaced)
-
-    def answer_checks(self) -> None:
+    def answer_checks(self, replaced: Mapping[Any, Any]) -> None:
         """Make conditions of torch's assumptions during the trace, which a graph does not check.
+
+        Args:
+            replaced: symbols of the trace that others stand for.
 
         Raises:
             NotAnswered: this level cannot answer.
@@ -218,7 +216,7 @@ class ValueReads:
         for expression in torch_compat.deferred_checks(self._fake_mode):
             if torch_compat.holds_of_counts(expression, counts):
                 continue
-            answer = self.answer(expression.xreplace(self._replaced), "by a check of torch's")
+            answer = self.answer(expression.xreplace(replaced), "by a check of torch's")
             if answer is None and self.level is not Level.SPECIALIZE:
                 raise NotAnswered(f"a graph does not check that {expression}")
             if answer is not None and not answer:

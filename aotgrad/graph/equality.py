@@ -26,7 +26,14 @@ def call_key(node: fx.Node, key_of_node: Callable[[fx.Node], Hashable] = lambda 
     Args:
         key_of_node: equal for nodes that are equal as arguments; by default, a node equals only itself.
     """
-    key = (node.target, argument_key(op_table.arguments_read(node), key_of_node), argument_key(node.kwargs, key_of_node))
+    return key_of_arguments(node.target, op_table.arguments_read(node), node.kwargs, key_of_node)
+
+
+def key_of_arguments(
+    target: Any, args: Any, kwargs: Any, key_of_node: Callable[[fx.Node], Hashable] = lambda node: node
+) -> Hashable | None:
+    """Equal for calls of one op with equal arguments; see `call_key`."""
+    key = (target, argument_key(args, key_of_node), argument_key(kwargs, key_of_node))
     try:
         hash(key)
     except TypeError:

@@ -17,7 +17,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
 from aotgrad.graph.ends import output_node, outputs_of
-from aotgrad.graph.equality import argument_key, call_key
+from aotgrad.graph.equality import call_key, key_of_arguments
 from aotgrad.ir import JointGraph
 from aotgrad.passes import ops, rewrite
 from aotgrad.slots import UpdatedInput
@@ -110,7 +110,7 @@ def key_of_number(node: fx.Node) -> Hashable | None:
         return call_key(node)
     place = cast(int, node.args[1])
     args = [arg[place] if isinstance(arg, (list, tuple)) else arg for arg in source.args]
-    return (source.target, argument_key(args), argument_key(source.kwargs))
+    return key_of_arguments(source.target, args, source.kwargs)
 
 
 def is_vector(node: fx.Node) -> bool:
