@@ -25,6 +25,7 @@ FLAGS = (
     "--disable-sync",
     "--window-size=1400,1200",
 )
+LOAD_SECONDS = 120
 
 
 def skip_without(missing: str) -> NoReturn:
@@ -58,7 +59,16 @@ class Page:
 
     def __init__(self, chromium: Any, path: Path) -> None:
         self.chromium = chromium
+        self.run("window.isLeft = true")
         chromium.get(path.as_uri())
+        self.wait_until_loaded()
+
+    def wait_until_loaded(self) -> None:
+        """Wait for the scripts of the page, which end before its load event. On a busy machine, `get` returns earlier."""
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        loaded = "return !window.isLeft && performance.getEntriesByType('navigation')[0]?.loadEventEnd > 0"
+        WebDriverWait(self.chromium, LOAD_SECONDS).until(lambda _: self.run(loaded))
 
     def texts(self, selector: str) -> list[str]:
         return self.run("return [...document.querySelectorAll(arguments[0])].map((each) => each.textContent)", selector)
