@@ -411,6 +411,7 @@ def run_joint_passes(joint: JointGraph, source: Source, compiler: Compiler, obse
     """The joint graph as it is partitioned: after the passes of this package, of the user and of the backend."""
     reject_kernels_in_shared_memory(joint.module.graph)
     if source.values is not None:
+        source.values.end_trace()
         replaced = passes.share_equal_numbers(joint, source.values.require_equal)
         source.values.answer_checks(replaced)  # before passes: the ops that they add are not the function's
         joint = passes.take_guarded_values(joint, source.values.computed, source.values.keep)

@@ -47,7 +47,7 @@ class ValueReads:
 
     Attributes:
         asked: whether the function asked about a value.
-        is_over: whether no more questions are answered: the function is traced, and its graph is compiled.
+        is_over: whether the trace has ended, so that an error is not the function's.
     """
 
     def __init__(self, level: Level, arguments: Sequence[torch.Tensor], shared: bool = False) -> None:
@@ -65,9 +65,13 @@ class ValueReads:
         self._recorder, self._fake_mode = recorder, fake_mode
         self._prologue = Prologue(recorder, convention, self._arguments) if self.level else None
 
+    def end_trace(self) -> None:
+        """Tell errors of passes and of the backend from the function's; passes may still ask for conditions."""
+        self.is_over = True
+
     def guard(self) -> ValueGuard | None:
         """The guard of the answers, `None` if there were none. Ends answering, and frees the values."""
-        prologue, self._prologue, self._arguments, self.is_over = self._prologue, None, (), True
+        prologue, self._prologue, self._arguments = self._prologue, None, ()
         if prologue is not None and self._conditions:
             self._guard = ValueGuard(self.level, *prologue.finish(), tuple(self._conditions.values()), prologue.draws)
         return self._guard

@@ -64,7 +64,7 @@ def compile_plan(
     tensors, function = dedupe.enter(call.tensors), FlatCall.of(call, dedupe)
     known = call.known and call.known.at(dedupe.positions)
     compiler = compiler.for_call(tensors)
-    assumptions, of_backend = Assumptions.of(call, compiler, earlier, dedupe), None
+    assumptions, later = Assumptions.of(call, compiler, earlier, dedupe), None
     while True:
         source = assumptions.source(function, tensors, known, call.serves_one_call)
         try:
@@ -80,10 +80,10 @@ def compile_plan(
                 raise
             log.info("%s: retraced with %s, after %s: %s", name, stricter, type(error).__name__, error)
             forget_frames(error)
-            of_backend = of_backend or (error if is_of_backend(error, source) else None)
+            later = later or (error if is_after_trace(error, source) else None)
             assumptions = stricter
-    if of_backend is not None:
-        warnings.warn(specialized_after(of_backend, name), stacklevel=2)
+    if later is not None:
+        warnings.warn(specialized_after(later, name), stacklevel=2)
     function.reads.check(tensors)
     function.output.wrappers.saved = stages.results_of_saved if function.output.has_wrappers else {}
     if call.state.check is not None:
@@ -92,8 +92,8 @@ def compile_plan(
     return CachedPlan(stages, guards, function.output, time.perf_counter_ns() - start_ns)
 
 
-def is_of_backend(error: Exception, source: Source) -> bool:
-    """Whether a backend failed, for another reason than a question about a value."""
+def is_after_trace(error: Exception, source: Source) -> bool:
+    """Whether a pass or a backend failed, for another reason than a question about a value."""
     is_over = source.values is not None and source.values.is_over
     asks = any(name in f"{type(error).__name__}: {error}" for name in DATA_DEPENDENT)
     return is_over and not asks and not isinstance(error, AOTGradError)

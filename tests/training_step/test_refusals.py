@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import aotgrad
+from aotgrad import passes
 from aotgrad.errors import CaptureError
 from tests.training_step.comparing import Training, assert_same, assert_trains_like_eager, batches, contents
 
@@ -119,26 +120,39 @@ def test_a_parameter_with_a_live_graph_in_cpp_is_still_usable():
     assert torch.equal(model.weight.grad, torch.ones(2, 4))
 
 
-def test_a_backend_that_takes_no_symbolic_numbers_is_named():
+def refuse_symbolic_numbers(graph):
+    if any("zuf" in str(node.meta.get("val")) for node in graph.nodes):
+        raise NotImplementedError("no symbolic numbers")
+
+
+def conditional_step():
+    """A step whose update depends on the loss."""
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        if loss < 100.0:
+            optimizer.step()
+
+    return Training(step, [model, optimizer])
+
+
+@pytest.mark.parametrize("where", ["the backend", "a pass of this package"])
+def test_what_fails_on_symbolic_numbers_is_named(monkeypatch, where):
     """The step is compiled all the same, with its numbers as constants."""
 
-    def refusing(graph, inputs):
-        if any("zuf" in str(node.meta.get("val")) for node in graph.graph.nodes):
-            raise NotImplementedError("no symbolic numbers")
+    def compile_graph(graph, inputs):
+        refuse_symbolic_numbers(graph.graph)
         return graph
 
-    def make():
-        model = nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def share_equal_numbers(joint, require_equal):
+        refuse_symbolic_numbers(joint.module.graph)
+        return {}
 
-        def step(x, y):
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(x), y)
-            loss.backward()
-            if loss < 100.0:
-                optimizer.step()
-
-        return Training(step, [model, optimizer])
-
+    if where != "the backend":
+        monkeypatch.setattr(passes, "share_equal_numbers", share_equal_numbers)
     with pytest.warns(UserWarning, match="each change of a number makes a new plan: .* NotImplementedError: no symbolic"):
-        assert_trains_like_eager(make, batches(1), refusing)
+        assert_trains_like_eager(conditional_step, batches(1), compile_graph if where == "the backend" else "eager")
