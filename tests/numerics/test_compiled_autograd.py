@@ -274,6 +274,26 @@ def test_a_second_backward_raises(way):
             y.backward()
 
 
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def test_a_second_backward_that_needs_nothing_saved_raises(way):
+    """Of every node in Python, as here of a custom function."""
+    for function in (Doubles.apply, way.function(lambda x: x * 2)):
+        y = function(rand(3)).sum()
+        with way.backward():
+            y.backward()
+            with pytest.raises(RuntimeError, match="second time"):
+                y.backward()
+
+
 def test_a_changed_input_raises(way):
     x = rand(3)
     with way.backward():
