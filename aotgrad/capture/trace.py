@@ -24,6 +24,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.capture import gradient_aliases, views_before_mutation
+from aotgrad.capture.casting_calls import CastingCalls
 from aotgrad.capture.eager_calls import EagerCallRecorder, Islands
 from aotgrad.capture.fast_recorder import FastRecorder
 from aotgrad.capture.function_mode import FunctionHandlers
@@ -238,6 +239,10 @@ class Trace:
         """Inside, the arguments are made from the placeholders."""
         return torch_compat.making_arguments(self._functional_mode)
 
+    def noting_autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, kernels that call ops of autocast are recorded with their casts."""
+        return torch_compat.note_autocast(self._functional_mode)
+
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Record everything that runs inside. Autocast caches no traced cast, and anomaly mode is off."""
@@ -437,7 +442,8 @@ def observe(
     attention = torch_compat.JaggedAttention()
     kept = KeptCalls(trace, keep) if keep else None
     opened = torch_compat.functions_calling(keep) - set(keep) if keep else ()
-    handlers = (assignments, reshapes, hooks, views, versions, index_marks, attention, SymbolicLiterals(), eager_calls, kept)
+    calls = (SymbolicLiterals(), CastingCalls(trace.noting_autocast), eager_calls, kept)
+    handlers = (assignments, reshapes, hooks, views, versions, index_marks, attention, *calls)
     with (
         assignments,
         FunctionHandlers([handler for handler in handlers if handler is not None], opened),

@@ -6,7 +6,7 @@ Only this package may import such names, so a new torch release changes nothing 
 eager's tensors          autograd, compiled_autograd, backward_checks, memory, views, random
 the state around a call  contexts, global_state, transforms, guards
 a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
-                         recording, kernels, fused_optimizers, pre_dispatch
+                         recording, kernels, casting_kernels, fused_optimizers, pre_dispatch
 graphs                   graphs, ops
 other parts of torch     dynamo, inductor, logs, functorch_settings
 """
@@ -103,6 +103,7 @@ from aotgrad.torch_compat.backward_checks import (
     keep_differentiable,
     keep_gradient_layout,
 )
+from aotgrad.torch_compat.casting_kernels import CASTING_FUNCTIONS, CASTING_KERNELS, note_autocast, run_casting_kernel
 from aotgrad.torch_compat.checkpoints import (
     REENTRANT_WITHOUT_GRADIENT,
     has_own_policy,

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from aotgrad.torch_compat.casting_kernels import CASTING_KERNELS, run_casting_kernel
 from aotgrad.torch_compat.contexts import normal_mode
 from aotgrad.torch_compat.functional_tensors import wrapped_result, wrapped_results
 from aotgrad.torch_compat.generators import draw_from, generator_of, is_default_generator, with_generator
@@ -84,7 +85,7 @@ def functional_mode(
     mode._tokens = EffectTokens(make_token)
     mode._geometry, mode._pieces = AbsoluteGeometry(), UnsafePieces()
     mode._below, mode._record, mode._has_reshaped, mode._assign = below, record, False, None
-    mode._writes = 0
+    mode._writes, mode._casts = 0, frozenset()
     # Set on the instance: higher-order ops look up their rules by the exact type of the mode.
     mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
@@ -227,6 +228,7 @@ def compute_and_write(
 
 
 REWRITES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(CASTING_KERNELS, run_casting_kernel),  # below autograd, they would run without casts
     **dict.fromkeys(COMPUTED_BEFORE_WRITTEN, compute_and_write),  # a graph cannot resize `out` by values
     **dict.fromkeys(REPLACES_STORAGE, _assign_or_refuse),  # functionalization keeps the storage
     torch.ops.aten._to_copy.default: _tensor_of_symbol,  # a formula takes a symbolic number for a tensor
