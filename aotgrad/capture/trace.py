@@ -257,6 +257,7 @@ class Trace:
                 self._fake_mode,
                 torch_compat.answered_by(self._fake_mode, self._values.answer),
                 torch_compat.symbolic_kernels(),
+                torch_compat.eager_layouts(self._fake_mode),
                 torch_compat.fixed_nested_ints(self._fake_mode),
                 torch_compat.symbolic_zero_tensors() if self._is_symbolic else contextlib.nullcontext(),
                 torch_compat.fx_traceback.preserve_node_meta(),  # nodes carry the op before decomposition, `original_aten`

@@ -6,7 +6,8 @@ Only this package may import such names, so a new torch release changes nothing 
 eager's tensors          autograd, compiled_autograd, backward_checks, memory, views, random
 the state around a call  contexts, global_state, transforms, guards
 a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
-                         recording, kernels, casting_kernels, fused_optimizers, pre_dispatch
+                         recording, kernels, kernel_layouts, casting_kernels, fused_optimizers,
+                         pre_dispatch
 graphs                   graphs, ops
 other parts of torch     dynamo, inductor, logs, functorch_settings
 """
@@ -361,6 +362,20 @@ from aotgrad.torch_compat.inductor.scheduler import (
     keep_reads_of_written_values,
 )
 from aotgrad.torch_compat.jagged_attention import JaggedAttention
+from aotgrad.torch_compat.kernel_layouts import (
+    LAYOUTS,
+    LAYOUTS_ON_CPU,
+    Layout,
+    Strides,
+    contiguous,
+    eager_layouts,
+    elementwise,
+    in_format_of_first,
+    in_format_of_second,
+    is_laid_out,
+    laid_out,
+    with_strides,
+)
 from aotgrad.torch_compat.kernels import (
     DECOMPOSED_OTHERWISE,
     OUT_IS_LOST,

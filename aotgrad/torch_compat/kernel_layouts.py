@@ -1,0 +1,131 @@
+"""Ops whose fake results torch lays out otherwise than their kernels do.
+
+Fakes of these ops come from decompositions, and a decomposition lays out its result as its last op does. A graph that trusts
+such a fake takes a view where eager copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._prims_common import (
+    compute_elementwise_output_strides,
+    make_channels_last_strides_for,
+    make_contiguous_strides_for,
+    suggest_memory_format,
+)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from aotgrad.torch_compat.shapes import has_symbolic_shape
+
+Strides = Sequence[int | torch.SymInt]
+Layout = Callable[[FakeTensor, Sequence[FakeTensor]], Strides]
+"""The strides of the first result of an op, and of others of its shape, by its fake and the tensors of the call."""
+
+
+def contiguous(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
+    return make_contiguous_strides_for(result.shape)
+
+
+def elementwise(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
+    """As a `TensorIterator` lays out its result: as its first operands are, size by size."""
+    return compute_elementwise_output_strides(*(each.expand(result.shape) for each in tensors if each.dim()))
+
+
+def in_format_of_first(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
+    """Channels-last as the first tensor, or contiguous."""
+    is_image = result.dim() in (4, 5) and suggest_memory_format(tensors[0]) != torch.contiguous_format
+    return make_channels_last_strides_for(result.shape) if is_image else contiguous(result, tensors)
+
+
+def in_format_of_second(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
+    """Channels-last as the input of a backward op, whose gradient comes first, or contiguous."""
+    return in_format_of_first(result, tensors[1:])
+
+
+_aten = torch.ops.aten
+
+LAYOUTS_ON_CPU: dict[Any, Layout] = {
+    _aten._batch_norm_with_update.default: in_format_of_first,
+    _aten._batch_norm_with_update_functional.default: in_format_of_first,
+    _aten._native_batch_norm_legit.default: in_format_of_first,
+    _aten._native_batch_norm_legit.no_stats: in_format_of_first,
+    _aten._native_batch_norm_legit_functional.default: in_format_of_first,
+    _aten._native_batch_norm_legit_no_training.default: in_format_of_first,
+    _aten.batch_norm_backward.default: in_format_of_second,
+    _aten.channel_shuffle.default: in_format_of_first,
+    _aten.log_sigmoid_forward.default: contiguous,
+    _aten.max_unpool2d.default: in_format_of_first,
+    _aten.native_batch_norm.default: in_format_of_first,
+    _aten.native_batch_norm_backward.default: in_format_of_second,
+    _aten.native_group_norm_backward.default: in_format_of_second,
+    _aten.replication_pad2d_backward.default: in_format_of_second,
+}
+"""Of ops with a kernel of their own for each device."""
+
+LAYOUTS: dict[Any, Layout] = {
+    _aten._log_softmax_backward_data.default: contiguous,
+    _aten.copysign.Tensor: elementwise,
+    _aten.floor_divide.default: elementwise,
+    _aten.hardswish_backward.default: elementwise,
+    _aten.hardtanh_backward.default: elementwise,
+    _aten.huber_loss_backward.default: contiguous,
+    _aten.logit_backward.default: elementwise,
+    _aten.mse_loss_backward.default: contiguous,
+    _aten.native_dropout_backward.default: elementwise,
+    _aten.native_layer_norm_backward.default: contiguous,
+    _aten.pow.Scalar: contiguous,
+    _aten.smooth_l1_loss_backward.default: contiguous,
+    _aten.softplus_backward.default: elementwise,
+    _aten.special_xlog1py.default: elementwise,
+    _aten.xlogy.Tensor: elementwise,
+}
+"""Of ops whose layout code all devices share."""
+
+
+@contextlib.contextmanager
+def eager_layouts(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, fake results have the layouts of `LAYOUTS` and `LAYOUTS_ON_CPU`."""
+
+    def dispatch(op: Any, classes: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        results = FakeTensorMode.dispatch(mode, op, classes, args, kwargs)
+        layout = LAYOUTS.get(op) or LAYOUTS_ON_CPU.get(op)
+        return results if layout is None else laid_out(mode, op, layout, results, (args, kwargs))
+
+    mode.dispatch = dispatch
+    try:
+        yield
+    finally:
+        del mode.dispatch
+
+
+def laid_out(mode: FakeTensorMode, op: Any, layout: Layout, results: Any, arguments: Any) -> Any:
+    """The results of an op, those of the first one's shape in their layout."""
+    several = results if isinstance(results, tuple) else (results,)
+    first, tensors = several[0], [each for each in pytree.tree_leaves(arguments) if isinstance(each, FakeTensor)]
+    is_elsewhere = not isinstance(first, FakeTensor) or (op in LAYOUTS_ON_CPU and first.fake_device.type != "cpu")
+    if is_elsewhere or not tensors or first.layout is not torch.strided:
+        return results
+    with mode:
+        strides = layout(first, tensors)
+        if is_laid_out(first, strides):
+            return results
+        alike = [isinstance(each, FakeTensor) and each.dim() == first.dim() for each in several]
+        laid = tuple(with_strides(each, strides) if same else each for each, same in zip(several, alike, strict=True))
+    return laid if isinstance(results, tuple) else laid[0]
+
+
+def with_strides(fake: FakeTensor, strides: Strides) -> torch.Tensor:
+    return torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.fake_device)
+
+
+def is_laid_out(tensor: torch.Tensor, strides: Strides) -> bool:
+    """Whether a tensor is known to have these strides; those of sizes of 1 do not matter."""
+    if has_symbolic_shape(tensor):
+        return False
+    triples = zip(tensor.shape, tensor.stride(), strides, strict=True)
+    return all(size == 1 or one == other for size, one, other in triples)

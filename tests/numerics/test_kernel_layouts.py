@@ -1,0 +1,56 @@
+"""Ops whose shape functions lay out a result otherwise than their kernels, where a view of the result copies in eager."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from .against_eager import ALL, compiled
+
+W = torch.linspace(-1, 1, 36).reshape(6, 6)
+LIKE = torch.linspace(0.1, 2, 24).reshape(6, 4)
+
+
+def rows(x):
+    """Values whose gradient is reshaped by the backward of the product."""
+    return x @ W
+
+
+PROGRAMS = {
+    "layer_norm": lambda x: F.layer_norm(rows(x).transpose(1, 2), (4,)),
+    "group_norm": lambda x: F.group_norm(rows(x).transpose(1, 2), 2),
+    "batch_norm": lambda x: F.batch_norm(rows(x).transpose(1, 2), None, None, training=True),
+    "hardtanh": lambda x: F.hardtanh(rows(x).view(2, 4, 6)).transpose(1, 2) * 2,
+    "softplus": lambda x: F.softplus(rows(x)).transpose(1, 2) * 2,
+    "hardswish": lambda x: F.hardswish(rows(x)).transpose(1, 2) * 2,
+    "logit": lambda x: rows(x).sigmoid().logit(1e-6).transpose(1, 2) * 2,
+    "log_softmax": lambda x: rows(x).transpose(1, 2).log_softmax(-1),
+    "logsigmoid": lambda x: F.logsigmoid(rows(x).transpose(1, 2)).reshape(-1),
+    "mse_loss": lambda x: F.mse_loss(rows(x).transpose(1, 2), LIKE.expand(2, 6, 4), reduction="none"),
+    "huber_loss": lambda x: F.huber_loss(rows(x).transpose(1, 2), LIKE.expand(2, 6, 4)),
+    "smooth_l1_loss": lambda x: F.smooth_l1_loss(rows(x).transpose(1, 2), LIKE.expand(2, 6, 4)),
+    "copysign": lambda x: torch.copysign(x.transpose(1, 2), LIKE).transpose(1, 2).reshape(-1) * 2,
+    "pow": lambda x: torch.pow(2.0, x.transpose(1, 2)).reshape(-1),
+    "xlogy": lambda x: torch.xlogy(x.transpose(1, 2).exp(), LIKE).reshape(-1),
+}
+
+
+LAID_OUT_BY_INDUCTOR = {("batch_norm", "aot_inductor"), ("batch_norm", "inductor")}
+"""Programs whose result has the layout of Inductor's decomposition."""
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("backend", ALL)
+def test_as_eager(backend, name, dynamic) -> None:
+    def run(function):
+        x = torch.linspace(-2, 2, 48).sin().reshape(2, 4, 6).requires_grad_()
+        y = function(x)
+        y.backward(torch.linspace(-1, 1, y.numel()).cos().reshape(y.shape))
+        return y, x.grad
+
+    actual, expected = run(compiled(PROGRAMS[name], backend, dynamic=dynamic)), run(PROGRAMS[name])
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other)
+        assert one.stride() == other.stride() or (name, backend) in LAID_OUT_BY_INDUCTOR
