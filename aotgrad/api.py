@@ -40,6 +40,7 @@ from aotgrad.options import Options, reject_parameters
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.assigned_buffers import AssignedResult, reject_assigned_buffers
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction, has_state, module_call, state_of
 from aotgrad.plan_cache.cache import PlanCache, tensors_to_copy
 from aotgrad.plan_cache.call import AmbientState, Call
@@ -222,14 +223,16 @@ def module_with(
             tensors, state = known
             if usual := cache.fast_path(tensors, state):
                 del inputs, known
-                return usual.run(tensors)
+                result = usual.run(tensors)
+                return lifted.finish(result) if type(result) is AssignedResult else result
         runs_eagerly = cache.runs_eagerly(inputs)
         if runs_eagerly and not (torch_compat.forward_mode_is_open() or torch_compat.transform_is_open()):
             return eager(*inputs, **options)
         arguments, state = module_call(lifted, eager, inputs, options)
         if runs_eagerly:
             return transformed.call(lifted.forward, arguments, state)
-        return cache.run(cache.plan_for(Call(lifted.forward, arguments, arguments.count, state, paths=lifted.paths)))
+        call = Call(lifted.forward, arguments, arguments.count, state, assigned=lifted.assigned.copy, paths=lifted.paths)
+        return lifted.finish(cache.run(cache.plan_for(call)))
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
         return compile_copy(copy.deepcopy(mod, memo))
@@ -378,7 +381,7 @@ class FlatModule:
 
         def run_flat(*distinct: Any) -> Sequence[Any]:
             arguments = layout.enter(dedupe.exit(distinct))
-            result = lifted.forward(*arguments)
+            result = reject_assigned_buffers(lifted.forward(*arguments), "a module of flat inputs")
             if not isinstance(result, (list, tuple)):
                 kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
                 raise CaptureError(f"the module returned a {kind}; a flat list or tuple is needed")

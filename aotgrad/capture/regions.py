@@ -17,21 +17,22 @@ import contextlib
 import contextvars
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from aotgrad import torch_compat
 
+Entered = TypeVar("Entered")
 MakeContext = Callable[[], contextlib.AbstractContextManager[Any]]
 _contexts: contextvars.ContextVar[tuple[MakeContext, ...]] = contextvars.ContextVar("_open", default=())
 
 
 @contextlib.contextmanager
-def rerun_context(make_context: MakeContext) -> Iterator[None]:
-    """Open a context. Regions that run inside are rerun later within a new context of the same kind."""
+def rerun_context(make_context: Callable[[], contextlib.AbstractContextManager[Entered]]) -> Iterator[Entered]:
+    """Open a context, and return its value. Regions that run inside are rerun later within a new context of its kind."""
     token = _contexts.set((*_contexts.get(), make_context))
     try:
-        with make_context():
-            yield
+        with make_context() as entered:
+            yield entered
     finally:
         _contexts.reset(token)
 

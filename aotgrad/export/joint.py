@@ -23,7 +23,7 @@ from aotgrad.backends import FunctionBackend, nop
 from aotgrad.backends.base import GraphCompiler
 from aotgrad.errors import CaptureError, ExportError
 from aotgrad.export.graph import GraphWriter, reject_differentiated_inputs, reject_moved_inputs, reject_shared_memory
-from aotgrad.export.trace import joint_plan
+from aotgrad.export.trace import exported_plan
 from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf, IsInput, IsOutput, JointGraph
@@ -99,7 +99,7 @@ def export_joint(
     compiler = make_tracer(backend, export_options(options))
     bound = bind(fn, PlanCache(compiler, qualified_name(fn)))
     args, kwargs = tuple(args), dict(kwargs or {})
-    plan, traced = joint_plan(bound, args, kwargs)
+    plan, traced = exported_plan(bound, args, kwargs)
     joint = traced.joint
     if bound.cache.draws_from_generators(bound.call_of(args, kwargs).arguments):
         raise ExportError(
@@ -259,7 +259,7 @@ def aot_export_joint_simple(
     cache = PlanCache(make_tracer(backend, export_options(None)), "export")
     bound = PlainFunction(cache, func, state_of(func), num_params_buffers)
     with torch.set_grad_enabled(trace_joint and torch.is_grad_enabled()):
-        plan, traced = joint_plan(bound, given, {})
+        plan, traced = exported_plan(bound, given, {})
     reject_shared_memory(traced)
     names = [spec.name for spec in traced.capture.inputs]
     reject_moved_inputs(traced, names)

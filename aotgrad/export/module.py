@@ -19,7 +19,7 @@ from aotgrad.backends import FunctionBackend, nop
 from aotgrad.errors import ExportError
 from aotgrad.export.graph import GraphWriter, reject_differentiated_inputs, reject_moved_inputs, reject_shared_memory
 from aotgrad.export.pre_dispatch import FunctionOfInputs, check_before_autograd, trace_before_autograd
-from aotgrad.export.trace import joint_plan
+from aotgrad.export.trace import exported_plan
 from aotgrad.graph.copies import copy_nodes
 from aotgrad.ir import NonAlias
 from aotgrad.options import Options
@@ -145,9 +145,9 @@ def traced_module(
     """The joint graph of a module. A loss that is an alias is cloned, because only a result of the graph has a tangent."""
     cache = PlanCache(compiler, type(mod).__qualname__)
     bound = LossModule(cache, mod, LiftedModule(mod), loss)
-    plan, traced = joint_plan(bound, args, kwargs)
+    plan, traced = exported_plan(bound, args, kwargs)
     if loss is not None and not isinstance(traced.meta.outputs[loss], NonAlias):
-        plan, traced = joint_plan(replace(bound, cache=replace(cache, entries={}), copies=True), args, kwargs)
+        plan, traced = exported_plan(replace(bound, cache=replace(cache, entries={}), copies=True), args, kwargs)
     return plan, traced
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotgrad.errors import CaptureError
+from aotgrad.errors import CaptureError, ExportError
 from aotgrad.pipeline import TracedJoint
+from aotgrad.plan_cache.assigned_buffers import AssignedResult
 from aotgrad.plan_cache.binding import BoundFunction
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 
@@ -26,3 +27,21 @@ def joint_plan(bound: BoundFunction, args: tuple, kwargs: dict[str, Any]) -> tup
         raise plan.error or CaptureError(f"the function is not traced: {plan.reason}")
     assert isinstance(plan.executable, TracedJoint), "no graph is too small"
     return plan, plan.executable
+
+
+def exported_plan(bound: BoundFunction, args: tuple, kwargs: dict[str, Any]) -> tuple[CachedPlan, TracedJoint]:
+    """The same for a graph that is exported: nobody would assign buffers that it has computed.
+
+    Raises:
+        ExportError: the function is a module that assigns buffers.
+        CaptureError, Exception: see `joint_plan`.
+    """
+    plan, traced = joint_plan(bound, args, kwargs)
+    spec = plan.output.spec
+    if spec is not None and spec.type is AssignedResult:
+        name = spec.context[0]
+        raise ExportError(
+            f"the forward assigns a new tensor to {name!r}, which an exported graph cannot; change it in place: "
+            f"self.{name.rpartition('.')[2]}.copy_(...)"
+        )
+    return plan, traced

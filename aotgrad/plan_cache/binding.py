@@ -100,7 +100,11 @@ class BoundModule(BoundFunction):
 
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
         arguments, state = module_call(self.lifted, self.eager, args, kwargs)
-        return Call(self.lifted.forward, arguments, arguments.count, state, paths=self.lifted.paths)
+        lifted = self.lifted
+        return Call(lifted.forward, arguments, arguments.count, state, assigned=lifted.assigned.copy, paths=lifted.paths)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.lifted.finish(super().__call__(*args, **kwargs))
 
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         return type(self.module).forward(self.module, *args, **kwargs)

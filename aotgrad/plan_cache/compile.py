@@ -33,6 +33,7 @@ from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, T
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.entry import CachedPlan, NotCompiled
+from aotgrad.plan_cache.outside_modules import watched_modules
 from aotgrad.plan_cache.wrappers import WrapperArguments
 from aotgrad.subclasses.boundary import Wrappers
 from aotgrad.subclasses.bridge import GradientForm, OtherGradientForm
@@ -204,7 +205,7 @@ class FlatCall:
         args, kwargs = self.arguments.rebuild(self.dedupe.exit(distinct))
         before = Arguments.of(args, kwargs)
         wrappers = [TracedWrapper(value, end.name, end.is_leaf) for end, value in self.output.wrappers.live_arguments()]
-        with self.reads.of(distinct, wrappers):
+        with self.reads.of(distinct, wrappers), watched_modules():
             result = self.function(*args, **kwargs)
         check_containers(before, Arguments.of(args, kwargs))
         return self.output.flatten(result, before.tensors)
@@ -215,17 +216,17 @@ def hints_of(call: Call, compiler: Compiler, earlier: Sequence[CachedPlan]) -> l
     dynamic = compiler.options.dynamic
     like = [plan for plan in earlier if dynamic is None and len(plan.guards.dedupe.positions) == len(call.tensors)]
     fixed, symbolic = call.arguments.fixed_count, call.arguments.symbolic
+    layout = call.arguments.layout if isinstance(call.arguments, WrapperArguments) else None
+    named, assigned = dict(enumerate(call.paths())), call.assigned()
+    paths = [named.get(k) for k in (range(len(call.tensors)) if layout is None else layout.origins)]
+    static = [k < call.static_count and path not in assigned for k, path in enumerate(paths)]
     hints = [
-        hint_of(tensor, k < call.static_count, dynamic, [traced_fake(plan, k) for plan in like], symbolic.get(k))
+        hint_of(tensor, static[k], dynamic, [traced_fake(plan, k) for plan in like], symbolic.get(k))
         for k, tensor in enumerate(call.tensors[: len(call.tensors) - fixed])
     ]
-    hints += [InputHint()] * fixed
-    paths = dict(enumerate(call.paths()))
-    if not isinstance(call.arguments, WrapperArguments):
-        return [replace(hint, path=paths.get(k)) for k, hint in enumerate(hints)]
-    layout = call.arguments.layout
-    named = zip(hints, layout.parts_by_argument(), layout.origins, strict=True)
-    return [replace(hint, part=part, path=paths.get(origin)) for hint, part, origin in named]
+    parts = [None] * len(call.tensors) if layout is None else layout.parts_by_argument()
+    everything = zip([*hints, *[InputHint()] * fixed], parts, paths, strict=True)
+    return [replace(hint, part=part, path=path) for hint, part, path in everything]
 
 
 def hint_of(

@@ -3,6 +3,7 @@
     lifted = LiftedModule(model)
     tensors, state = lifted.read()              parameters, then buffers; all other state that a trace may read
     lifted.forward(*tensors, x)                 model(x) with those tensors
+    lifted.finish(result)                       assigns the buffers that a plan of it has computed
 
 A read is cheap while no attribute of the module was assigned, which `guards/dictionaries.py` notices.
 """
@@ -10,6 +11,7 @@ A read is cheap while no attribute of the module was assigned, which `guards/dic
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +29,12 @@ from aotgrad.errors import CaptureError
 from aotgrad.guards.dictionaries import Watch, watch
 from aotgrad.guards.python_values import Identity, KnownKeys, hashable_key, is_fixed
 from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.assigned_buffers import TABLES, AssignedResult, ModuleTables
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.torch_compat import fx_traceback
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
-TABLES = ("_parameters", "_buffers")
 FLAT_WEIGHTS = ("_flat_weights", "_flat_weight_refs")
 """What recurrent layers derive from their parameters."""
 # Not part of the state: read above, irrelevant for the forward, or derived.
@@ -314,11 +316,15 @@ def hook_state(attributes: Mapping[str, Any], name: str) -> Hashable:
 
 
 class LiftedModule:
-    """`forward(*tensors, *args)` runs the module with its parameters and buffers replaced by `tensors`."""
+    """`forward(*tensors, *args)` runs the module with its parameters and buffers replaced by `tensors`.
+
+    Its result is an `AssignedResult` if the module assigns buffers.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.state: ModuleState | None = None
+        self.assigned: set[str] = set()  # the buffers that a trace was found to assign
         self.swaps = 0  # odd while a trace has its own tensors in the module
 
     def read(self) -> tuple[list[torch.Tensor], Hashable]:
@@ -354,25 +360,32 @@ class LiftedModule:
             state = self.state = ModuleState(self.module)
         return state
 
-    def forward(self, *everything: Any, **kwargs: Any) -> Any:
-        slots = slots_of(self.module)
-        tensors, args = everything[: len(slots)], everything[len(slots) :]
-        with regions.rerun_context(lambda: self.replaced(slots, tensors)):
-            result = self.run(*args, **kwargs)
-            check_not_reassigned(slots, tensors)
-        check_keeps_no_traced(self.module)
+    @property
+    def forward(self) -> LiftedForward:
+        """Takes the module's tensors, then its arguments."""
+        return LiftedForward(self)
+
+    def finish(self, result: Any) -> Any:
+        """Assign the buffers that a call has computed. Returns what the module's forward returns."""
+        if type(result) is not AssignedResult:
+            return result
+        with COMPILING:  # a trace of another thread would restore what the buffers were before
+            result = result.assign(self.module)
+            self.current_state()  # keeps no tensors that the module had before
         return result
 
     @contextlib.contextmanager
-    def replaced(self, slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-        before = [slot.table[slot.key] for slot in slots]
+    def replaced(self, slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Iterator[ModuleTables]:
+        before = ModuleTables.of(self.module)
         self.swaps += 1
         try:
-            put(slots, tensors)
+            before.clear()
+            for slot, tensor in zip(slots, tensors, strict=True):
+                slot.table[slot.key] = tensor
             with kept_flat_weights(self.module):
-                yield
+                yield ModuleTables.of(self.module)
         finally:
-            put(slots, before)
+            before.restore()
             self.swaps += 1
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -383,17 +396,54 @@ class LiftedModule:
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
+@dataclass(frozen=True, eq=False)
+class LiftedForward:
+    """The forward of a module as a function of the module's tensors and its arguments.
+
+    It may be traced again for derivatives, when buffers have become `None`, or are no longer: `slots` are those of before.
+    """
+
+    lifted: LiftedModule
+
+    @functools.cached_property
+    def slots(self) -> list[Slot]:
+        """The places of the module's tensors when this was called first."""
+        return slots_of(self.lifted.module)
+
+    def __call__(self, *everything: Any, **kwargs: Any) -> Any:
+        count, buffers = len(self.slots), dict[str, Any]()
+
+        def replaced() -> contextlib.AbstractContextManager[ModuleTables]:
+            reject_rerun(buffers)
+            return self.lifted.replaced(self.slots, everything[:count])
+
+        with regions.rerun_context(replaced) as tables:
+            result = self.lifted.run(*everything[count:], **kwargs)
+            buffers.update(tables.assigned())
+        self.lifted.assigned.update(buffers)
+        check_keeps_no_traced(self.lifted.module)
+        return AssignedResult(result, buffers) if buffers else result
+
+
+def reject_rerun(buffers: Mapping[str, Any]) -> None:
+    """Raise if a checkpointed region runs once more after its function has assigned buffers: it would read or assign them.
+
+    Raises:
+        CaptureError: names a buffer.
+    """
+    for name in buffers:
+        raise CaptureError(
+            f"the forward assigns a new tensor to {name!r}, and has a region under torch.utils.checkpoint, which runs a "
+            f"second time in the backward; change it in place: self.{name.rpartition('.')[2]}.copy_(...)"
+        )
+
+
 class TracedGraph(fx.Interpreter):
     """Runs a graph module in a trace. What it asks a device mesh, no trace sees."""
 
     def call_method(self, target: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
         with torch_compat.outside_of_modes() if torch_compat.is_device_mesh(args[0]) else contextlib.nullcontext():
             return super().call_method(target, args, kwargs)
-
-
-def put(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
-    for slot, tensor in zip(slots, tensors, strict=True):
-        slot.table[slot.key] = tensor
 
 
 @contextlib.contextmanager
@@ -409,20 +459,6 @@ def kept_flat_weights(module: nn.Module) -> Iterator[None]:
         for table, kept in zip(recurrent, before, strict=True):
             del table["flatten_parameters"]
             table.update(kept)
-
-
-def check_not_reassigned(slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> None:
-    """Raise if a parameter or buffer was assigned: only in-place changes reach the caller.
-
-    Raises:
-        CaptureError: names the parameter or buffer.
-    """
-    for slot, tensor in zip(slots, tensors, strict=True):
-        if slot.table.get(slot.key) is not tensor:
-            raise CaptureError(
-                f"the forward assigns a new tensor to {slot.name!r}; a compiled module can only change it in place: "
-                f"self.{slot.key}.copy_(...)"
-            )
 
 
 def check_keeps_no_traced(module: nn.Module) -> None:

@@ -168,6 +168,18 @@ def reject_sparse(gradients: Iterable[torch.Tensor | None]) -> None:
         )
 
 
+def reject_history(buffers: Mapping[tuple[int, str], Any], state: Iterable[torch.Tensor]) -> None:
+    """Raise if a buffer was assigned a tensor that requires grad, and is none of the state: a step returns no history.
+
+    Raises:
+        CaptureError: names the buffer.
+    """
+    known = set(map(id, state))
+    for (_, name), value in buffers.items():
+        if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in known:
+            refuse_step(f"the buffer {name!r} is assigned a tensor that requires grad", "assign its detach()")
+
+
 def reject_assigned(hyperparameters: Mapping[tuple[int, int, str], Any]) -> None:
     """Raise if entries of parameter groups were assigned, or groups were added.
 

@@ -88,7 +88,7 @@ class State:
         """The state as it is now."""
         modules = [lifted.read() for lifted in self.modules]
         known = self.known
-        if known is None or not known.is_current([key for _, key in modules]):
+        if known is None or not known.is_current(modules):
             known = self.known = self.read_anew(modules)
         return Snapshot(known.tensors, known.read_gradients(known.tensors), known.numbers, known.key)
 
@@ -102,23 +102,25 @@ class State:
         if self.known is not None and key == self.known.key:
             key = self.known.key  # one object is compared by identity
         read_gradients = native.lookup("gradients_of", gradients_of)
-        return KnownState(keys, others, tuple(distinct.values()), Numbers.of(self.optimizers), key, read_gradients)
+        return KnownState(modules, others, tuple(distinct.values()), Numbers.of(self.optimizers), key, read_gradients)
 
 
 @dataclass(frozen=True)
 class KnownState:
-    """What a read has found, gradients aside; see `Snapshot`. `modules`: the keys of the modules."""
+    """What a read has found, gradients aside; see `Snapshot`. `modules`: the tensors and keys of the modules."""
 
-    modules: Sequence[Hashable]
+    modules: Sequence[tuple[Sequence[torch.Tensor], Hashable]]
     others: Sequence[OptimizerState | ScalerState]
     tensors: tuple[torch.Tensor, ...]
     numbers: Numbers
     key: Hashable
     read_gradients: Callable[[Sequence[torch.Tensor]], tuple[torch.Tensor | None, ...]]
 
-    def is_current(self, modules: Sequence[Hashable]) -> bool:
-        """Whether a new read would find the same, if the keys of the modules are these."""
-        return are_identical(modules, self.modules) and all(each.is_current() for each in self.others)
+    def is_current(self, modules: Sequence[tuple[Sequence[torch.Tensor], Hashable]]) -> bool:
+        """Whether a new read would find the same, if these are the tensors and keys of the modules."""
+        pairs = zip(modules, self.modules, strict=True)  # a key tells how many tensors there are
+        same = all(key is before and are_identical(found, known) for (found, key), (known, before) in pairs)
+        return same and all(each.is_current() for each in self.others)
 
 
 def reject_unknown(value: Any) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
+from aotgrad.plan_cache.assigned_buffers import ModuleTables
 from aotgrad.training_step.scaler_state import pending_updates
 
 
@@ -49,8 +50,12 @@ def exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 
 @contextlib.contextmanager
-def restored_objects(optimizers: Sequence[torch.optim.Optimizer], scalers: Sequence[torch.amp.GradScaler]) -> Iterator[None]:
-    """Inside, the attributes and dictionaries of optimizers and scalers may change."""
+def restored_objects(
+    optimizers: Sequence[torch.optim.Optimizer],
+    scalers: Sequence[torch.amp.GradScaler],
+    modules: Sequence[ModuleTables],
+) -> Iterator[None]:
+    """Inside, the attributes and dictionaries of optimizers and scalers may change, and the buffers of modules."""
     groups = [(each.param_groups, list(each.param_groups)) for each in optimizers]
     tables: list[dict] = [vars(each) for each in (*optimizers, *scalers)]
     tables += map(pending_updates, scalers)
@@ -64,3 +69,5 @@ def restored_objects(optimizers: Sequence[torch.optim.Optimizer], scalers: Seque
             table.update(content)
         for several, content in groups:
             several[:] = content
+        for each in modules:
+            each.restore()

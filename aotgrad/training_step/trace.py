@@ -14,6 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
+from aotgrad.plan_cache.assigned_buffers import ModuleTables
 from aotgrad.plan_cache.module_state import check_keeps_no_traced
 from aotgrad.subclasses.forms import form_of, is_wrapper, parts_of
 from aotgrad.training_step.optimizer_calls import recorded_calls, separate_fused_updates
@@ -22,6 +23,7 @@ from aotgrad.training_step.refusals import (
     refused_calls,
     reject_assigned,
     reject_gradients,
+    reject_history,
     reject_pending,
     reject_removed,
     reject_sparse,
@@ -39,12 +41,14 @@ class Results(TypedDict):
         gradients: the new `.grad` of tensors, by place.
         entries: the new entries of optimizers' states, by optimizer, place of the parameter, and name.
         attributes: the new attributes of optimizers and scalers, by object and name.
+        buffers: the tensors that were assigned to buffers, by module and name.
     """
 
     returned: Any
     gradients: Mapping[int, torch.Tensor | None]
     entries: Mapping[tuple[int, int, Hashable], Any]
     attributes: Mapping[tuple[int, str], Any]
+    buffers: Mapping[tuple[int, str], Any]
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,9 @@ class TracedStep:
         found = self.state.read()
         pairs = Pairs.of(found, tensors, gradients)
         reject_pending(self.state.scalers)
+        tables = [ModuleTables.of(lifted.module) for lifted in self.state.modules]
         with (
-            restored_objects(self.state.optimizers, self.state.scalers),
+            restored_objects(self.state.optimizers, self.state.scalers, tables),
             torch_compat.default_foreach(pairs.real),
             swapped(pairs.real, pairs.leaves),
         ):
@@ -106,7 +111,9 @@ class TracedStep:
             after = PythonSide.of(self.state, found)
             self.new_entries.update(after.entries.keys() - before.entries.keys())
             changes = after.since(before)
-            results = pairs.outside(Results(returned=returned, **self.checked(changes)), (args, kwargs))
+            buffers = {(k, name): value for k, each in enumerate(tables) for name, value in each.assigned().items()}
+            reject_history(buffers, pairs.real)
+            results = pairs.outside(Results(returned=returned, buffers=buffers, **self.checked(changes)), (args, kwargs))
         for lifted in self.state.modules:
             check_keeps_no_traced(lifted.module)
         pairs.count_versions()

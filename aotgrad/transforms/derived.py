@@ -29,6 +29,7 @@ from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.assigned_buffers import AssignedResult
 from aotgrad.plan_cache.call import AmbientState
 from aotgrad.plan_cache.entry import NotCompiled
 from aotgrad.torch_compat import OpSettings
@@ -142,12 +143,18 @@ class CalledFunction(DerivedFunction):
         return self.call(tensors, {})
 
     def call(self, tensors: Sequence[torch.Tensor], given: Mapping[CallResult, torch.Tensor]) -> PlacedResult:
-        """The result, with the results in `given` in place of what the function computes."""
+        """The result, with the results in `given` in place of what the function computes.
+
+        Raises:
+            NotCompiled: the function assigns a buffer, which may get a value of the transforms.
+        """
         tensors = tuple(t.view_as(t) if k in self.computed else t for k, t in enumerate(tensors))
         args, kwargs = self.arguments.rebuild(tensors)
         recorder = ViewRecorder(tensors, self.is_traced, given.values())
         with self.settings.active(), recorder, SubstituteResults(given):
             result = self.function(*args, **kwargs)
+        if isinstance(result, AssignedResult):
+            raise NotCompiled
         result = recorder.without_views(result)
         return PlacedResult(result, recorder.places(result))
 

@@ -1075,20 +1075,59 @@ def subclass():
     aotgrad.aot_function(lambda x: x.sin(), aotgrad.nop)(torch.ones(3).as_subclass(Doubled))
 
 
+class Assigning(nn.Module):
+    """A module whose forward is a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function, self.weight = function, nn.Parameter(torch.ones(3))
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
 @error_case
-def reassigned_buffer():
-    """A module binds its buffer to a new tensor."""
+def assigned_parameter():
+    """A module binds its parameter to a new one."""
 
-    class Counter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("count", torch.zeros(()))
+    def f(self, x):
+        self.weight = nn.Parameter(x * 2)
 
-        def forward(self, x):
-            self.count = self.count + 1
-            return x * self.count
+    aotgrad.aot_module(Assigning(f), aotgrad.nop)(torch.ones(3))
 
-    aotgrad.aot_module(Counter(), aotgrad.nop)(torch.ones(3))
+
+@error_case
+def registered_buffer():
+    """A forward registers a buffer."""
+
+    def f(self, x):
+        self.register_buffer("cache", x * 2)
+
+    aotgrad.aot_module(Assigning(f), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def assigned_buffer_around_a_region():
+    """A module binds its buffer to a new tensor, and has a checkpointed region."""
+
+    def f(self, x):
+        y = torch.utils.checkpoint.checkpoint(torch.sin, x * self.weight, use_reentrant=False)
+        self.count = self.count + 1
+        return y
+
+    aotgrad.aot_module(Assigning(f), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def assigned_buffer_of_a_flat_module():
+    """The module of a frontend binds its buffer to a new tensor."""
+
+    def f(self, x):
+        self.count = self.count + 1
+        return [x * self.count]
+
+    aotgrad.aot_module_simplified(Assigning(f), (torch.ones(3),), aotgrad.nop)
 
 
 @error_case

@@ -206,3 +206,11 @@ def second_derivative_of_a_joint():
     x = torch.ones(3, requires_grad=True)
     compiled = aotgrad.compile_joint(aotgrad.export_joint(torch.sin, (x,)), aotgrad.nop)
     torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+
+
+@error_case
+def assigned_buffer_in_an_export():
+    """The module binds its buffer to a new tensor."""
+    module = Body(lambda weight, x: setattr(module, "count", module.count + 1) or x * weight)
+    module.register_buffer("count", torch.zeros(()))
+    aotgrad.aot_export_module(module, (torch.ones(3),), trace_joint=False)

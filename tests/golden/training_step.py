@@ -119,6 +119,14 @@ def step_of_an_unlisted_scaler():
 
 
 @error_case
+def step_that_assigns_a_history():
+    """A buffer is bound to a tensor with a gradient."""
+    model = nn.BatchNorm1d(2)
+    step = aotgrad.train_step(lambda x: setattr(model, "running_mean", model(x).mean(0)), [model], backend="eager")
+    step(torch.ones(4, 2))
+
+
+@error_case
 def step_that_keeps_a_tensor():
     """A tensor of the trace in an attribute of a module."""
     model = nn.Linear(4, 2)
