@@ -51,6 +51,7 @@ from aotgrad.ir import (
     JointGraph,
     MemberInput,
     Partition,
+    TensorInput,
     ViewAndMutationMeta,
 )
 from aotgrad.joint import Cuts, build_joint, shared_memory_changes
@@ -202,6 +203,7 @@ class Source:
         repeated: the inputs of an earlier trace that this one repeats; `args` and `hints` are empty then.
         islands: the functions that are not traced.
         serves_one_call: whether the plan will never be used again; asked after the trace.
+        assigned: the paths of buffers that calls assign; asked after the trace.
     """
 
     function: FlatFunction
@@ -212,6 +214,7 @@ class Source:
     repeated: tuple[FakeTensorMode, CallingConvention] | None = None
     islands: Islands | None = None
     serves_one_call: Callable[[], bool] = lambda: False
+    assigned: Callable[[], Collection[str]] = frozenset
 
     def inputs(self) -> tuple[FakeTensorMode, CallingConvention]:
         """The inputs of the trace, and the mode of their fakes."""
@@ -223,6 +226,17 @@ class Source:
     def sharing(self, meta: ViewAndMutationMeta) -> MemorySharing | None:
         """How arguments share memory with those that the function mutates; `None` where the inputs tell it already."""
         return None if self.repeated is not None else MemorySharing.of(self.args, meta.inputs)
+
+    def without_assigned(self, capture: Capture) -> Capture:
+        """The capture in which buffers that calls assign are no static inputs."""
+        paths, convention = self.assigned(), capture.convention
+        moving = [isinstance(spec, TensorInput) and spec.path in paths for spec in convention.inputs]
+        if not any(moving):
+            return capture
+        inputs = [
+            replace(spec, is_static=False) if moves else spec for spec, moves in zip(convention.inputs, moving, strict=True)
+        ]
+        return replace(capture, convention=replace(convention, inputs=tuple(inputs)))
 
     def compiler_of_trace(self, compiler: Compiler) -> Compiler:
         """The compiler of what was traced: for one call, it is not worth the time to fuse ops."""
@@ -319,6 +333,7 @@ def compile(source: Source, compiler: Compiler) -> Stages:
             convention = share_memory(convention, source.args, sharing, mode)
             capture = capture_function(source.function, convention, mode, *rules)
             meta = analyze(capture, compiler.is_derivative)
+        capture = source.without_assigned(capture)
         observe("capture", capture)
         observe("analysis", meta)
         ops = computing_nodes(capture)

@@ -49,7 +49,7 @@ class Call(NamedTuple):
         level: the lowest level at which the trace gets answers about values.
         shares_guarded: whether its plan takes values from its guard, which has computed them.
         serves_one_call: whether its plan will never be used again; asked after the trace.
-        assigned: the names of buffers that calls assign, so that they keep neither memory nor size; asked when a plan is made.
+        assigned: the names of buffers that calls assign, which keep neither memory nor size; asked when a plan is made.
         paths: names the leading tensors, which are parameters and buffers; asked when a plan is made.
         settings: those to compile with; `None`: those of this thread.
         key: the `current_key` before a trace, which may change objects among the constants; empty on a hit.

@@ -67,7 +67,7 @@ def compile_plan(
     compiler = compiler.for_call(tensors)
     assumptions, later = Assumptions.of(call, compiler, earlier, dedupe), None
     while True:
-        source = assumptions.source(function, tensors, known, call.serves_one_call)
+        source = assumptions.source(function, tensors, known, call)
         try:
             stages = pipeline.compile(source, compiler)
             assumptions.forget_values()
@@ -146,10 +146,19 @@ class Assumptions:
         function: FlatCall,
         tensors: Sequence[torch.Tensor],
         known: passes.KnownValues | None,
-        serves_one_call: Callable[[], bool],
+        call: Call,
     ) -> Source:
         values = None if self.level is None else ValueReads(self.level, tensors, self.shares_guarded)
-        return Source(function, tensors, self.hints, known, values, islands=self.islands, serves_one_call=serves_one_call)
+        return Source(
+            function,
+            tensors,
+            self.hints,
+            known,
+            values,
+            islands=self.islands,
+            serves_one_call=call.serves_one_call,
+            assigned=call.assigned,
+        )
 
     def after(self, error: Exception, failed: Source) -> Assumptions | None:
         """The next stricter ones after a trace that raised; `None` if they would not help.

@@ -1120,6 +1120,18 @@ def assigned_buffer_around_a_region():
 
 
 @error_case
+def assigned_buffer_of_a_closure():
+    """A function calls a module that binds its buffer to a new tensor."""
+
+    def f(self, x):
+        self.count = self.count + 1
+        return x * self.count
+
+    model = Assigning(f)
+    aotgrad.aot_function(lambda x: model(x), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def assigned_buffer_of_a_flat_module():
     """The module of a frontend binds its buffer to a new tensor."""
 
