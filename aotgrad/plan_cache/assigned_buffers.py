@@ -39,7 +39,7 @@ class AssignedResult:
 
 def assign_buffer(module: nn.Module, name: str, value: torch.Tensor | None) -> None:
     path, _, key = name.rpartition(".")
-    module.get_submodule(path)._buffers[key] = value
+    vars(module.get_submodule(path))["_buffers"][key] = value
 
 
 @dataclass(frozen=True)

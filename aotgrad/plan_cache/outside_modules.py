@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 from torch import nn
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
@@ -62,9 +63,10 @@ def watched_modules() -> Iterator[None]:
         CaptureError: names the attribute of a module that did.
     """
     outside = OutsideModules()
-    noted = {"__init__": outside.make, "__setattr__": outside.assign, "register_buffer": outside.assign}
+    noted = {"__init__": outside.make, "__setattr__": outside.assign}  # the state of a module has no special methods
     try:
         with contextlib.ExitStack() as stack:
+            stack.callback(register_module_buffer_registration_hook(outside.assign).remove)
             for name, note in noted.items():
                 stack.enter_context(mock.patch.object(nn.Module, name, noting(getattr(nn.Module, name), note)))
             yield

@@ -380,11 +380,9 @@ def test_threads_lose_no_assignment():
     module = Counting()
     run = aotgrad.aot_module(module, "eager", options={"plan_limit": 1000})
     run(torch.ones(3))
-    other = aotgrad.aot_module(module, "eager", options={"plan_limit": 1000})
-
     def trace():
         for size in range(1, 12):
-            other.calls.plan_for(torch.ones(size, 3))
+            run.calls.plan_for(torch.ones(size, 3))
 
     thread = threading.Thread(target=trace)
     thread.start()
