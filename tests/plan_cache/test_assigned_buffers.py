@@ -380,6 +380,7 @@ def test_threads_lose_no_assignment():
     module = Counting()
     run = aotgrad.aot_module(module, "eager", options={"plan_limit": 1000})
     run(torch.ones(3))
+
     def trace():
         for size in range(1, 12):
             run.calls.plan_for(torch.ones(size, 3))
@@ -600,3 +601,15 @@ def test_a_function_may_make_modules():
     run = aotgrad.aot_function(f, "eager")
     for _ in range(2):
         torch.testing.assert_close(run(torch.ones(3)), torch.full((2,), 5.0))
+
+
+@pytest.mark.xfail(strict=True, reason="nothing tells that an attribute is assigned which is no buffer")
+def test_a_plain_attribute_of_a_module_that_is_closed_over():
+    class Keeping(nn.Module):
+        def forward(self, x):
+            self.last = x * 2
+            return x + 1
+
+    module = Keeping()
+    aotgrad.aot_function(lambda x: module(x), "eager")(torch.ones(3))
+    assert type(module.last) is torch.Tensor
