@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Union
 import torch
 import torch.fx as fx
 
+from aotgrad import torch_compat
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_graph
 from aotgrad.graph.ends import outputs_of
@@ -798,6 +799,19 @@ class GraphHalf(SlotGraph):
     """
 
     overwritable: frozenset[Saved] = frozenset()
+
+    def for_backend(self, overwritable: frozenset[Saved]) -> GraphHalf:
+        """A copy for a backend, which may change the graph that it compiles."""
+        return replace(self.copy(), overwritable=overwritable)
+
+    def guard_count(self) -> int:
+        """How many symbolic guards the graph's trace has; 0 for a graph without symbolic sizes."""
+        values = (node.meta.get("val") for node in self.module.graph.find_nodes(op="placeholder"))
+        return max((torch_compat.guard_count(value) for value in values if isinstance(value, torch.Tensor)), default=0)
+
+    def attributes(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        """The tensors that the graph refers to by these names."""
+        return {name: functools.reduce(getattr, name.split("."), self.module) for name in names}
 
     @property
     def input_names(self) -> tuple[str, ...]:

@@ -93,6 +93,11 @@ class Traced:
         """The guard of the values that the trace read."""
         return None if self.capture.values is None else self.capture.values.guard()
 
+    @property
+    def depends_on_offsets(self) -> bool:
+        """Whether the plan holds for the storage offsets of the traced arguments only."""
+        return self.capture.trace.asks_for_offsets
+
     @functools.cached_property
     def draws(self) -> bool:
         """Whether the function draws random numbers."""
@@ -119,6 +124,10 @@ class TracedJoint(Traced):
 
     joint: JointGraph
 
+    @property
+    def depends_on_offsets(self) -> bool:
+        return True  # what becomes of views is not known yet
+
 
 @dataclass(frozen=True)
 class Executable(Traced):
@@ -138,6 +147,10 @@ class Executable(Traced):
     @property
     def takes_guarded(self) -> bool:
         return bool(self.joint.signature.guarded)
+
+    @property
+    def depends_on_offsets(self) -> bool:
+        return super().depends_on_offsets or any(step.depends_on_offset() for step in self.schedule.steps)
 
     @functools.cached_property
     def results_of_saved(self) -> Mapping[Saved, Collection[int]]:

@@ -35,7 +35,7 @@ class BackwardInGradientMode:
 
 
 def run_in_mode(function: BoxedCallable, half: GraphHalf) -> BoxedCallable:
-    if not any(map(is_workspace, half.module.graph.nodes)):
+    if not half.calls_any(op_table.WORKSPACE_POSITIONS) or not any(map(is_workspace, half.module.graph.nodes)):
         return function
 
     def run(args: list) -> Any:

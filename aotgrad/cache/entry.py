@@ -10,6 +10,7 @@ from aotgrad.convention.sharing import MemorySharing
 from aotgrad.guards.data_dependent import Condition, Level
 from aotgrad.ir import BackwardSegment, CallingConvention, InputAliasInfo, RecomputedValue, SavedValue
 from aotgrad.runtime.schedule import Schedule
+from aotgrad.runtime.variants import VariantKey
 from aotgrad.slots import SlotSignature
 
 
@@ -94,6 +95,33 @@ class GuardedTensor:
 
 
 @dataclass(frozen=True)
+class StoredVariant:
+    """A variant of a backward, which a process has used; for `undefined` see `Variant`.
+
+    `graph`: `None` if it is the full graph.
+    """
+
+    key: VariantKey
+    graph: GraphText | None
+    undefined: frozenset[int] | None
+
+
+@dataclass(frozen=True)
+class StoredBackward:
+    """What a process has found out about the backward of a segment besides its `BackwardFacts`.
+
+    Attributes:
+        variants: those that were compiled.
+        needed: for variants that may follow them, the positions of the saved tensors that they unpack; `None`: of all.
+        is_written_over: it was compiled to write over saved values.
+    """
+
+    variants: tuple[StoredVariant, ...]
+    needed: tuple[tuple[VariantKey, tuple[int, ...] | None], ...]
+    is_written_over: bool
+
+
+@dataclass(frozen=True)
 class ShippedPlan:
     """A plan with its guards, as a file has it.
 
@@ -101,8 +129,7 @@ class ShippedPlan:
         plan: the compiled function.
         dedupe, tensors, facts, values: see `PlanGuards`. `changes`: whether it changes arguments.
         output: the structure of its results, see `shipping.record.spec_form`.
-        variants: for each segment of the backward, the variants that were compiled, as tangents and gradients.
-        written_over: the segments that were compiled to write over saved values.
+        backwards: one for each segment.
     """
 
     plan: StoredPlan
@@ -112,8 +139,7 @@ class ShippedPlan:
     changes: bool
     values: StoredGuard | None
     output: Any
-    variants: tuple[tuple[tuple[tuple[bool, ...], tuple[bool, ...]], ...], ...]
-    written_over: tuple[int, ...]
+    backwards: tuple[StoredBackward, ...]
 
 
 Entry = Union[StoredPlan, StoredSmallGraph]

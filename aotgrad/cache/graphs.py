@@ -27,6 +27,7 @@ from aotgrad.graph.kept_calls import KEPT_FUNCTION, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.op_table import EFFECTFUL_NAMESPACES
 from aotgrad.ir import GraphHalf
+from aotgrad.slots import Saved
 from aotgrad.torch_compat import FakeTensorMode
 
 STORED_META = ("autograd_backward", "collective", "forward_op", "original_aten", "runs_between", "segment")
@@ -280,6 +281,7 @@ class StoredHalf(GraphHalf):
         origins: Origins,
         held: Attributes = NO_ATTRIBUTES,
         kept: KeptFunctions = NOTHING_KEPT,
+        overwritable: frozenset[Saved] = frozenset(),
     ) -> None:
         values = {
             "stored": stored,
@@ -288,6 +290,7 @@ class StoredHalf(GraphHalf):
             "origins": origins,
             "held": held,
             "kept": kept,
+            "overwritable": overwritable,
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
@@ -306,5 +309,20 @@ class StoredHalf(GraphHalf):
     def communicates(self) -> bool:
         return any(f"{name}::" in self.stored.text for name in EFFECTFUL_NAMESPACES)
 
+    def guard_count(self) -> int:
+        return torch_compat.guards_of_mode(self.mode)
+
+    def attributes(self, names: Sequence[str]) -> dict[str, torch.Tensor]:
+        if all(name in self.held for name in names):
+            return {name: self.held[name] for name in names}
+        constants, decoder = json.loads(self.stored.text)["constants"], Decoder(self.mode)
+        with torch_compat.normal_mode():
+            made = {name: decoder.decode(constants[name]) for name in names if name not in self.held}
+        return {name: made[name] if name in made else self.held[name] for name in names}
+
     def copy(self) -> GraphHalf:  # pyright: ignore[reportIncompatibleMethodOverride]: a copy is no longer what is stored
         return GraphHalf(self.module, self.signature).copy()
+
+    def for_backend(self, overwritable: frozenset[Saved]) -> StoredHalf:
+        """The same, which parses a graph of its own."""
+        return StoredHalf(self.stored, self.mode, self.origins, self.held, self.kept, overwritable)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+
+import torch.fx as fx
 
 from aotgrad.slots import Gradient, Tangent
 
@@ -22,3 +24,8 @@ class RunsBetween:
     def runs(self, defined: Collection[Tangent], wanted: Collection[Gradient], all_wanted: bool) -> bool:
         """Whether it runs for these defined tangents and wanted gradients. One that leads to none runs if all are wanted."""
         return not self.tangents.isdisjoint(defined) and (all_wanted or not self.gradients.isdisjoint(wanted))
+
+
+def communicating(graph: fx.Graph) -> Iterator[tuple[fx.Node, RunsBetween]]:
+    """The collectives of the graph and their waits, and when they run."""
+    return ((node, node.meta["runs_between"]) for node in graph.nodes if "runs_between" in node.meta)

@@ -29,7 +29,7 @@ from aotgrad.guards.plan import PlanGuards
 from aotgrad.guards.tensor_properties import PropertyReads, TracedWrapper, facts_of
 from aotgrad.ir import InputHint, SymInput
 from aotgrad.joint.failures import WrappedGradient
-from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, TracedJoint
+from aotgrad.pipeline import Compiler, SmallGraph, Source, Stages
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.entry import CachedPlan, NotCompiled
@@ -402,9 +402,7 @@ def memory_guard(
 def facts_needed(executable: Stages, tensors: Sequence[torch.Tensor], changed: Collection[int]) -> set[tuple[str, int]]:
     """The tensor properties that a plan depends on because it writes to leaves, or uses storage offsets."""
     leaves = {k for k in changed if tensors[k].requires_grad}
-    steps = executable.schedule.steps if isinstance(executable, Executable) else ()
-    absolute = isinstance(executable, TracedJoint) or any(step.depends_on_offset() for step in steps)
-    placed = absolute or executable.capture.trace.asks_for_offsets
+    placed = executable.depends_on_offsets
     offsets = {k for k, tensor in enumerate(tensors) if placed and tensor.layout is torch.strided}
     views = ("is a view", "is a hooked view", "is a converted view", "is a view of a leaf", "is forbidden after a write")
     kinds = ("is a leaf", *views)

@@ -39,7 +39,7 @@ class EagerOnError:
     compile: CompileBackward
 
     def __call__(self, half: GraphHalf) -> BoxedCallable:
-        before = half.copy()  # backends may change a graph that they compile
+        before = half.for_backend(half.overwritable)  # backends may change a graph that they compile
         try:
             return self.compile(half)
         except Exception as error:

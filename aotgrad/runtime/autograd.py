@@ -378,8 +378,8 @@ def hand_over(ctx: Any) -> type[torch.autograd.Function]:
 
 
 def function_with_graph(node: InlinedBackward) -> type[torch.autograd.Function]:
-    backward = node.backward
-    can_inline = torch_compat.can_inline() and node.knows_layouts and not (backward.changes or backward.variants.has_cases)
+    does_more = node.backward.changes or node.backward.variants.facts.has_cases
+    can_inline = torch_compat.can_inline() and node.knows_layouts and not does_more
     return torch_compat.inlined(Segment, node) if can_inline else UninlinedSegment
 
 

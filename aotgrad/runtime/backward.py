@@ -22,7 +22,7 @@ from aotgrad.runtime.inner_values import InnerValues
 from aotgrad.runtime.recomputation import Gradients, HigherOrder
 from aotgrad.runtime.segments import memory_of
 from aotgrad.runtime.steps import Attach
-from aotgrad.runtime.variants import VariantCache, VariantKey, gradient_sources, leads_of_collectives
+from aotgrad.runtime.variants import VariantCache, VariantKey
 from aotgrad.slots import Gradient, Saved, of_kind
 
 EVERYTHING = -1
@@ -95,7 +95,6 @@ class Backward:
         gradient_positions: where the graph returns the gradients of the node's inputs.
         full: the key of the variant with all tangents and all gradients.
         layouts: size and stride of each tangent, if they are not symbolic.
-        formats: dtype and device of each tangent.
         materialize: the node gets zeros for undefined tangents.
         saving: see `BackwardSegment`. Masks of eager's nodes are masks of its items.
         changes: writes to memory that others see.
@@ -111,7 +110,6 @@ class Backward:
     gradient_positions: tuple[int, ...]
     full: VariantKey
     layouts: tuple[SizeAndStride, ...]
-    formats: tuple[tuple[torch.dtype, torch.device], ...]
     materialize: bool
     has_sentinel: bool
     saving: tuple[SavingNodes, ...]
@@ -140,7 +138,6 @@ class Backward:
             gradient_positions=tuple(position_of[gradient] for gradient in variants.gradients),
             full=variants.full_key(),
             layouts=tuple((layout.size, layout.stride) for layout in step.tangents),
-            formats=tangent_formats(variants.full),
             materialize=segment.materialize,
             has_sentinel=segment.has_sentinel,
             saving=segment.saving,
@@ -243,11 +240,9 @@ class Backward:
         These are views of one tensor to which the same of eager's nodes lead.
         """
         found: dict[Any, list[int]] = {}
-        half, gradients = self.variants.full, self.variants.gradients
-        pairs = zip(gradient_sources(half, gradients), leads_of_collectives(half, gradients), strict=True)
-        for position, (source, collectives) in enumerate(pairs):
+        for position, source in enumerate(self.variants.facts.sources):
             leads = tuple(nodes.gradient_mask >> position & 1 for nodes in self.saving)
-            found.setdefault((source, collectives, leads), []).append(position)
+            found.setdefault((source, leads), []).append(position)
         return tuple(map(tuple, found.values()))
 
     def wanted_gradients(self, edges: Sequence[Any]) -> tuple[bool, ...]:
@@ -367,7 +362,7 @@ class Backward:
         self, tangents: Sequence[torch.Tensor | None], layouts: Sequence[SizeAndStride]
     ) -> list[torch.Tensor]:
         """`tangents` with zeros in place of undefined ones."""
-        triples = zip(tangents, layouts, self.formats, strict=True)
+        triples = zip(tangents, layouts, self.variants.facts.formats, strict=True)
         return [zeros(layout, *format) if tangent is None else tangent for tangent, layout, format in triples]
 
     def uncompiled(
@@ -410,13 +405,6 @@ def unknown() -> bool:
 def bits(flags: Iterable[bool]) -> int:
     """A bit mask of the positions at which `flags` are true."""
     return sum(1 << k for k, flag in enumerate(flags) if flag)
-
-
-def tangent_formats(half: GraphHalf) -> tuple[tuple[torch.dtype, torch.device], ...]:
-    """Dtype and device of each tangent."""
-    slots = half.placeholders
-    values = [slots[slot].meta["val"] for slot in half.signature.incoming]
-    return tuple((value.dtype, value.device) for value in values)
 
 
 def zeros(layout: SizeAndStride, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -141,11 +141,12 @@ def make_backwards(
     symbolic = any(torch_compat.has_symbols(value) for _, value in schedule.fakes)
     writes_over = compiled.writes_over and not symbolic
     backwards = []
-    parts = zip(schedule.segments, segments, schedule.attach_steps, schedule.overwritable, strict=bool(schedule.segments))
-    for number, (half, segment, step, overwritable) in enumerate(parts):
+    of_segments = (schedule.segments, segments, schedule.attach_steps, schedule.overwritable, schedule.facts)
+    parts = zip(*of_segments, strict=bool(schedule.segments))
+    for number, (half, segment, step, overwritable, facts) in enumerate(parts):
         assert compiled.compile_backward is not None, "there are segments"
         over = overwritable if writes_over else frozenset()
-        variants = VariantCache(half, compiled.compile_backward, segment.gradients, over)
+        variants = VariantCache(half, compiled.compile_backward, segment.gradients, facts, over)
         if symbolic:
             variants.get(variants.full_key())  # now, while guards that this adds are still read
         backwards.append(Backward.of(variants, number, higher_order, segment, step, compiled.reuses_memory))

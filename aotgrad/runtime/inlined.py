@@ -56,7 +56,7 @@ class InlinedBackward:
         return LazyGraphModule(half.module, graph)
 
     def filled(self, graph: fx.Graph, tangent: fx.Node, layouts: fx.Node, position: int) -> fx.Node:
-        return graph.call_function(or_zeros, (tangent, layouts, position, *self.backward.formats[position]))
+        return graph.call_function(or_zeros, (tangent, layouts, position, *self.backward.variants.facts.formats[position]))
 
     def inputs(self, saved: Sequence[Any], sizes: Sequence[Any], unused: Sequence[Any], tangents: Sequence[Any]) -> Any:
         """The inputs of the graph, tangents as they were laid out in the trace."""

@@ -13,6 +13,7 @@ from typing import Any
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
 from aotgrad.ir import Capture, GraphHalf, JointGraph, Partition, SyntheticBase, ViewAndMutationMeta
+from aotgrad.runtime.backward_facts import BackwardFacts
 from aotgrad.runtime.mutation_steps import MutationSteps
 from aotgrad.runtime.node_steps import NodeSteps
 from aotgrad.runtime.overwritable import overwritable_values
@@ -33,6 +34,7 @@ class Schedule:
         fakes: the traced value behind each name, for symbolic sizes.
         segments: the backward graph of each autograd node.
         overwritable: the saved values that each of them may write over.
+        facts: what is known of each of them.
         copies: the results that are copied if the forward reuses memory.
     """
 
@@ -41,6 +43,7 @@ class Schedule:
     fakes: tuple[tuple[str, Any], ...]
     segments: tuple[GraphHalf, ...]
     overwritable: tuple[frozenset[Saved], ...]
+    facts: tuple[BackwardFacts, ...]
     copies: ResultCopies
 
     @property
@@ -80,8 +83,9 @@ def make_schedule(capture: Capture, meta: ViewAndMutationMeta, partition: Partit
     arguments = tuple(results.inputs[index] for index in capture.convention.order)
     halves = tuple(results.halves)
     overwritable = overwritable_values(partition, halves)
+    facts = tuple(BackwardFacts.of(half, joint.segments[k].gradients) for k, half in enumerate(halves))
     copies = ResultCopies.of(partition.forward, saved_alone(partition.forward, steps))
-    return Schedule((*arguments, *results.guarded), steps, results.fakes, halves, overwritable, copies)
+    return Schedule((*arguments, *results.guarded), steps, results.fakes, halves, overwritable, facts, copies)
 
 
 def saved_alone(forward: GraphHalf, steps: Sequence[Step]) -> list[bool]:

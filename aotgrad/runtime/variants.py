@@ -12,7 +12,7 @@ import functools
 import logging
 import operator
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,14 +22,15 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
-from aotgrad.graph.cases import has_cases, resolve_cases
-from aotgrad.graph.collectives import RunsBetween
+from aotgrad.graph.cases import resolve_cases
+from aotgrad.graph.collectives import communicating
 from aotgrad.graph.ends import output_node, outputs_of
-from aotgrad.graph.gradient_masks import may_be_narrowed, narrow
+from aotgrad.graph.gradient_masks import narrow
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import BoxedCallable, GraphHalf
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.unfinished import Unfinished, leaving_unfinished
+from aotgrad.runtime.backward_facts import BackwardFacts
 from aotgrad.runtime.overwritable import are_owned
 from aotgrad.runtime.zeros import CannotMaterialize, remove_undefined, undefined_outputs
 from aotgrad.slots import Gradient, Memory, Saved, SlotSignature
@@ -102,7 +103,7 @@ VARIANT_LIMIT = 64
 
 @dataclass
 class VariantCache:
-    """The variants of one backward graph. `gradients` are those that its node returns, in order.
+    """The variants of one backward graph. `gradients` are those that its node returns, in order; `facts` are of the graph.
 
     `whole` is the variant with every tangent and every gradient, the usual case; `None` until it is first needed.
     `run_whole` is what it runs. `run_over` is the same graph, compiled to write over `overwritable`.
@@ -111,6 +112,7 @@ class VariantCache:
     full: GraphHalf
     compile: Callable[[GraphHalf], BoxedCallable]
     gradients: tuple[Gradient, ...]
+    facts: BackwardFacts
     overwritable: frozenset[Saved] = frozenset()
     variants: OrderedDict[VariantKey, Variant] = field(default_factory=OrderedDict)
     whole: Variant | None = None
@@ -148,7 +150,7 @@ class VariantCache:
 
     def compile_early(self) -> None:
         """Compile what the first backward is likely to need, and leave it unfinished. An error is left to that backward."""
-        if self.has_cases or self.variants:
+        if self.facts.has_cases or self.variants:
             return
         over = self.overwritable if self.overwritable_positions else frozenset()
         with COMPILING, torch.no_grad(), leaving_unfinished() as rest:
@@ -168,7 +170,7 @@ class VariantCache:
     @functools.cached_property
     def overwritable_positions(self) -> tuple[int, ...]:
         """The positions of `overwritable` among the inputs; none if the graph depends on which tangents are defined."""
-        inputs = enumerate(() if self.has_cases else self.full.signature.inputs)
+        inputs = enumerate(() if self.facts.has_cases else self.full.signature.inputs)
         return tuple(k for k, slot in inputs if slot in self.overwritable)
 
     def full_key(self) -> VariantKey:
@@ -179,25 +181,25 @@ class VariantCache:
 
         A symbolic graph is not specialized if that would add guards: the guards of the plan have been read by now.
         """
+        guards = self.full.guard_count()
+        half, undefined = self.graph(key)
         if key.is_full:
-            return self.compile_half(self.graph(key)[0])
-        try:
-            guards = guards_of(self.full)
-            variant = self.compile_half(specialize(self.full, key, self.gradients))
-            return variant if guards_of(self.full) == guards else self.variant_on_zeros(key)
-        except CannotMaterialize:
-            return self.variant_on_zeros(key)
-
-    @functools.cached_property
-    def has_cases(self) -> bool:
-        return has_cases(self.full.module.graph)
+            return self.compile_half(half)
+        if undefined is not None:
+            return self.variant_on_zeros(undefined)
+        variant = self.compile_half(half)
+        is_guarded = self.full.guard_count() != guards
+        return self.variant_on_zeros(self.undefined_results(key)) if is_guarded else variant
 
     def graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
-        """The graph of a variant as it was traced, and its `undefined`; compiles nothing."""
+        """The graph of a variant as it was traced, and its `undefined`; compiles nothing.
+
+        Another process may have stored it in `graphs`.
+        """
         return get_or_make(self.graphs, key, self.make_graph)
 
     def make_graph(self, key: VariantKey) -> tuple[GraphHalf, frozenset[int] | None]:
-        if key.is_full and not self.has_cases:
+        if key.is_full and not self.facts.has_cases:
             return self.full, None
         try:
             return specialize(self.full, key, self.gradients), None
@@ -213,22 +215,22 @@ class VariantCache:
         """Compile a graph, unless that was begun early. The backend gets a copy, since it may change what it compiles."""
         if (early := self.take_early(half, overwritable)) is not None:
             return early
-        copy = replace(half.copy(), overwritable=overwritable)
+        copy = half.for_backend(overwritable)
         takes_all = half.signature.inputs == self.full.signature.inputs
         return Variant(half, self.compile(copy), None if takes_all else self.positions(half))
 
-    def variant_on_zeros(self, key: VariantKey) -> Variant:
-        """The full graph, called with real zeros for undefined tangents.
+    def variant_on_zeros(self, undefined: frozenset[int]) -> Variant:
+        """The full graph, called with real zeros for undefined tangents, which make some results undefined.
 
         Raises:
             CaptureError: the graph computes something else if a tangent is undefined.
         """
-        if self.has_cases:
+        if self.facts.has_cases:
             raise CaptureError(
                 "a backward through an autograd function with set_materialize_grads(False) would need zeros of a symbolic "
                 "size for undefined gradients; compile the function with dynamic=False"
             )
-        return replace(self.get(self.full_key()), undefined=self.undefined_results(key))
+        return replace(self.get(self.full_key()), undefined=undefined)
 
     def undefined_results(self, key: VariantKey) -> frozenset[int]:
         """The results of the full graph that undefined tangents make undefined."""
@@ -237,30 +239,6 @@ class VariantCache:
         missing = [placeholders[slot] for slot, is_defined in tangents.items() if not is_defined]
         undefined = undefined_outputs(self.full.module.graph, missing, [placeholders[slot] for slot in tangents])
         return frozenset(k for k, is_undefined in enumerate(undefined) if is_undefined)
-
-
-def gradient_sources(half: GraphHalf, gradients: Sequence[Gradient]) -> list[fx.Node | None]:
-    """The node that each gradient is, or is a view of. Gradients with one source cost the same together.
-
-    If an op can compute some of its results only, each result is a source of its own.
-    """
-    found = half.results
-    return [view_source(found[gradient]) for gradient in gradients]
-
-
-def leads_of_collectives(half: GraphHalf, gradients: Sequence[Gradient]) -> list[tuple[bool, ...]]:
-    """For each gradient, which collectives lead to it: gradients with other collectives are asked for one by one."""
-    leads = dict.fromkeys(between.gradients for _, between in communicating(half.module.graph))
-    return [tuple(gradient in each for each in leads) for gradient in gradients]
-
-
-def view_source(node: fx.Node | None) -> fx.Node | None:
-    found: Any = node
-    while found is not None and (op_table.is_view(found.target) or op_table.is_getitem(found.target)):
-        if op_table.is_getitem(found.target) and may_be_narrowed(found.args[0].target):
-            return found
-        found = found.args[0]
-    return found
 
 
 def get_or_make(cache: OrderedDict[VariantKey, T], key: VariantKey, make: Callable[[VariantKey], T]) -> T:
@@ -277,12 +255,6 @@ def get_or_make(cache: OrderedDict[VariantKey, T], key: VariantKey, make: Callab
         while len(cache) > VARIANT_LIMIT:
             cache.popitem(last=False)
     return value
-
-
-def guards_of(half: GraphHalf) -> int:
-    """How many symbolic guards the graph's trace has; 0 for a graph without symbolic sizes."""
-    values = (node.meta.get("val") for node in half.module.graph.find_nodes(op="placeholder"))
-    return max((torch_compat.guard_count(value) for value in values if isinstance(value, torch.Tensor)), default=0)
 
 
 def specialize(full: GraphHalf, key: VariantKey, gradients: Sequence[Gradient]) -> GraphHalf:
@@ -324,11 +296,6 @@ def keep_outputs(graph: fx.Graph, slots: Sequence[Any], wanted: set[Gradient]) -
     output = output_node(graph)
     pairs = zip(slots, outputs_of(graph), strict=True)
     output.args = (tuple(node if slot in wanted or isinstance(slot.of, Memory) else None for slot, node in pairs),)
-
-
-def communicating(graph: fx.Graph) -> Iterator[tuple[fx.Node, RunsBetween]]:
-    """The collectives of the graph and their waits, and when they run."""
-    return ((node, node.meta["runs_between"]) for node in graph.nodes if "runs_between" in node.meta)
 
 
 def remove_dead_code(graph: fx.Graph, idle: Collection[fx.Node] = ()) -> None:

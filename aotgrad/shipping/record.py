@@ -17,7 +17,7 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
-from aotgrad.cache.entry import GraphText, GuardedTensor, ShippedPlan, StoredGuard
+from aotgrad.cache.entry import GraphText, GuardedTensor, ShippedPlan, StoredBackward, StoredGuard, StoredVariant
 from aotgrad.cache.graphs import Attributes, encode_half, kept_name
 from aotgrad.cache.lookup import stored_plan
 from aotgrad.cache.restore import joint_digest
@@ -30,6 +30,7 @@ from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.ir import GraphHalf, MemberInput, SymInput
 from aotgrad.pipeline import CompiledGuard, Executable, SmallGraph, halves_of
 from aotgrad.plan_cache.entry import CachedPlan
+from aotgrad.runtime.backward import Backward
 from aotgrad.shipping.closed_over import SavedTensors, closed_over, kind_and_shape
 from aotgrad.slots import SlotSignature
 
@@ -85,8 +86,8 @@ def with_graphs(plan: CachedPlan) -> CachedPlan:
 
 
 def offset_facts(made: Executable, fakes: Sequence[Any]) -> Iterator[tuple[int, str, Any]]:
-    """The storage offsets that the steps of a plan depend on, as they were in the trace."""
-    if any(step.depends_on_offset() for step in made.schedule.steps):
+    """The storage offsets that a plan depends on, as they were in the trace."""
+    if made.depends_on_offsets:
         strided = {k: fake.storage_offset() for k, fake in enumerate(fakes) if fake.layout is torch.strided}
         offsets = torch_compat.hints(list(strided.values()))
         yield from ((k, "storage offset", offset) for k, offset in zip(strided, offsets, strict=True))
@@ -115,7 +116,6 @@ def shipped(plan: CachedPlan, made: Executable, held: Attributes) -> ShippedPlan
     sharing = MemorySharing() if guards.memory is None else guards.memory.sharing
     stored = stored_plan(made, sharing, forward, tuple(halves), joint_digest(made.joint), conditions)
     tensors = zip(guards.tensors.fakes, guards.tensors.flags, guards.tensors.inference, strict=True)
-    kept = [list(backward.variants.variants) for backward in made.backwards]
     return ShippedPlan(
         plan=stored,
         dedupe=guards.dedupe,
@@ -124,8 +124,22 @@ def shipped(plan: CachedPlan, made: Executable, held: Attributes) -> ShippedPlan
         changes=guards.memory is not None,
         values=None if guards.values is None else stored_guard(guards.values, held),
         output=spec_form(plan.output.spec),
-        variants=tuple(tuple((key.tangents, key.gradients) for key in keys) for keys in kept),
-        written_over=tuple(k for k, backward in enumerate(made.backwards) if backward.variants.run_over is not None),
+        backwards=tuple(stored_backward(backward, held) for backward in made.backwards),
+    )
+
+
+def stored_backward(backward: Backward, held: Attributes) -> StoredBackward:
+    """Raises NotSerializable."""
+    variants, full = dict(backward.variants.variants), backward.variants.full
+    for ran in (backward.everything_ran, *(frozenset((key,)) for key in variants)) if backward.saves else ():
+        backward.saved_needed_later(ran)  # notes what variants that follow need
+    return StoredBackward(
+        variants=tuple(
+            StoredVariant(key, None if each.half is full else text_of_half(each.half, held), each.undefined)
+            for key, each in variants.items()
+        ),
+        needed=tuple(backward.needed_positions.items()),
+        is_written_over=backward.variants.run_over is not None,
     )
 
 

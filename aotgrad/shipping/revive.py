@@ -11,8 +11,8 @@ import torch
 
 from aotgrad import native, torch_compat
 from aotgrad.backends.eager import EAGER
-from aotgrad.cache.entry import GraphText, GuardedTensor, ShippedPlan, StoredGuard
-from aotgrad.cache.graphs import Attributes, decode_graph
+from aotgrad.cache.entry import GuardedTensor, ShippedPlan, StoredBackward, StoredGuard
+from aotgrad.cache.graphs import Attributes, StoredHalf, decode_graph, functions_by_name
 from aotgrad.cache.io import assume
 from aotgrad.cache.restore import RestoredFunction, restore
 from aotgrad.cache.serialize import DamagedEntry, Decoder
@@ -22,11 +22,11 @@ from aotgrad.errors import AOTGradError, ShippingError
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.plan import PlanGuards
-from aotgrad.ir import GraphHalf
 from aotgrad.pipeline import CompiledGuard, Compiler
 from aotgrad.plan_cache.arguments import FlatOutput, unflattener
 from aotgrad.plan_cache.entry import CachedPlan
-from aotgrad.runtime.variants import VariantKey
+from aotgrad.runtime.backward import Backward
+from aotgrad.shipping.fact_checks import check_facts
 from aotgrad.shipping.record import spec_of_form
 from aotgrad.shipping.source_checks import check_condition, check_plan
 from aotgrad.torch_compat import FakeTensorMode
@@ -78,11 +78,11 @@ class Revived:
 
     def compile_variants(self) -> None:
         """Compile the variants of the backward that the first process has used."""
-        for backward, keys in zip(self.function.backwards, self.entry.variants, strict=True):
-            for tangents, gradients in keys:
-                backward.variants.get(VariantKey(tangents, gradients))
-        for number in self.entry.written_over:
-            self.function.backwards[number].variants.compile_over()
+        for backward, stored in zip(self.function.backwards, self.entry.backwards, strict=True):
+            for variant in stored.variants:
+                backward.variants.get(variant.key)
+            if stored.is_written_over:
+                backward.variants.compile_over()
 
 
 def revive(
@@ -114,13 +114,27 @@ def revive(
         check_plan(entry.plan.source)
         assume(entry.plan.conditions)
         flat = None if function is None else function(entry.dedupe)
+        check_facts(entry)
         restored = restore(entry.plan, flat, compiler, mode, (), held)
+        for backward, stored in zip(restored.backwards, entry.backwards, strict=True):
+            give_variants(backward, stored, compiler, mode, held)
         values = None if entry.values is None else value_guard(entry.values, compiler, mode, held)
         return Revived(entry, restored, values, output_of(entry.output), time.perf_counter_ns() - start_ns)
     except (AOTGradError, NotImplementedError):
         raise
     except Exception as error:
         raise ShippingError(f"a plan of the file cannot be used here, {type(error).__name__}: {error}") from error
+
+
+def give_variants(
+    backward: Backward, stored: StoredBackward, compiler: Compiler, mode: FakeTensorMode, held: Attributes
+) -> None:
+    """Give a backward what another process has found out about it."""
+    variants, kept = backward.variants, functions_by_name(compiler.backend.keep)
+    for each in stored.variants:
+        half = variants.full if each.graph is None else StoredHalf(each.graph, mode, (), held, kept)
+        variants.graphs[each.key] = half, each.undefined
+    backward.needed_positions.update(stored.needed)
 
 
 def make_symbols(mode: FakeTensorMode, symbols: Sequence[Mapping[str, Any]]) -> None:
@@ -156,14 +170,10 @@ def value_guard(stored: StoredGuard, compiler: Compiler, mode: FakeTensorMode, h
     answers = decode_graph(stored.answers.text, mode, held=held)
     compute: Callable[..., tuple] = answers
     if stored.values is not None:
-        values = half_of(stored.values, mode, held)
-        compiled = compiler.backend.compile_forward(values.copy(), stored.static_inputs, False)
+        values = StoredHalf(stored.values, mode, (), held)
+        compiled = compiler.backend.compile_forward(values.for_backend(frozenset()), stored.static_inputs, False)
         compute = CompiledGuard(values, stored.static_inputs, answers, compiled.forward)
     return ValueGuard(stored.level, compute, stored.names, stored.inputs, stored.conditions, stored.draws)
-
-
-def half_of(text: GraphText, mode: FakeTensorMode, held: Attributes) -> GraphHalf:
-    return GraphHalf(decode_graph(text.text, mode, held=held), text.signature)
 
 
 def output_of(form: Any) -> FlatOutput:

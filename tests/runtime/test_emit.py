@@ -33,7 +33,7 @@ FORWARD = Forward(("x",), ("y",), (), autocast=False, random_devices=())
 
 def lines(*steps, inputs=("x",)) -> list[str]:
     """The body of the emitted function, without unpacking and the forward."""
-    text = emit(Schedule(tuple(inputs), steps, (), (), (), ResultCopies((), ())))
+    text = emit(Schedule(tuple(inputs), steps, (), (), (), (), ResultCopies((), ())))
     compile(text, "<test>", "exec")
     return [line.strip() for line in text.splitlines()]
 

@@ -7,6 +7,7 @@ import torch
 import aotgrad
 from aotgrad.backends.eager import compile_eager
 from aotgrad.runtime import variants
+from aotgrad.runtime.backward_facts import BackwardFacts
 from aotgrad.runtime.variants import VariantCache, VariantKey, specialize
 from aotgrad.slots import Gradient, Primal
 from tests.executables import executable_of
@@ -44,6 +45,10 @@ def backward_of_example():
     return executable_of(matmul_with_two_results, *SPECS).partition.backward
 
 
+def cache_of(half, compile):
+    return VariantCache(half, compile, GRADIENTS, BackwardFacts.of(half, GRADIENTS))
+
+
 def test_the_full_key_keeps_everything():
     half = backward_of_example()
     full = specialize(half, VariantKey((True, True), (True, True)), GRADIENTS)
@@ -64,8 +69,7 @@ def test_an_undefined_tangent_leaves_the_graph_with_all_that_only_it_needed():
 
 def test_each_variant_is_compiled_once():
     compiled = []
-    half = backward_of_example()
-    cache = VariantCache(half, lambda half: compiled.append(targets(half)) or print, GRADIENTS)
+    cache = cache_of(backward_of_example(), lambda half: compiled.append(targets(half)) or print)
     key = VariantKey((True, True), (False, True))
     assert cache.get(key) is cache.get(key)
     cache.get(cache.full_key())
@@ -80,7 +84,7 @@ def test_the_variants_that_were_used_last_are_kept(monkeypatch):
         return compile_eager(half.module, [])
 
     monkeypatch.setattr(variants, "VARIANT_LIMIT", 2)
-    cache = VariantCache(executable_of(matmul_with_two_results, *SPECS).partition.backward, compile, GRADIENTS)
+    cache = cache_of(backward_of_example(), compile)
     full, *others = [VariantKey((True, True), wanted) for wanted in ((True, True), (True, False), (False, True))]
     for key in (full, *others, others[0], VariantKey((False, True), (True, True)), others[0], full):
         cache.get(key)

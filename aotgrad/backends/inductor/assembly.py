@@ -22,10 +22,12 @@ class Assembly:
     Attributes:
         keys: of the stored code of each piece.
         sequence: how the pieces are called; `None`: the one piece is the graph.
+        tensors: the names of the tensors that the graph refers to, which are the last inputs of its code.
     """
 
     keys: tuple[str, ...]
     sequence: CallSequence | None
+    tensors: tuple[str, ...] = ()
 
     def callable(self, pieces: Sequence[Callable]) -> Callable | BoxedCallable:
         """The compiled graph; `pieces` has the code of each key."""
@@ -39,7 +41,8 @@ class Assembly:
     def of_bytes(cls, content: bytes) -> Assembly:
         """Raises KeyError, TypeError or ValueError for other content than that of `to_bytes`."""
         data = json.loads(content)
-        return cls(tuple(data["keys"]), None if data["sequence"] is None else sequence_of_data(data["sequence"]))
+        sequence = None if data["sequence"] is None else sequence_of_data(data["sequence"])
+        return cls(tuple(data["keys"]), sequence, tuple(data["tensors"]))
 
 
 def sequence_of_data(data: dict) -> CallSequence:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -178,7 +178,7 @@ class InductorBackend:
         if (cut := self.cut(module.graph, shared)) is None:
             tensors = closed_over_tensors(module)
             compiled = bind_tensors(self._load_or_make(job, shared, batch, keys), tensors)
-            return compiled, assembly_of(keys, None) if not tensors else None
+            return compiled, assembly_of(keys, None, tensors)
         compiled = compile_pieces(module, cut, functools.partial(self._compile_piece, job, batch, keys))
         is_code = all(piece.is_compiled for piece in cut.pieces) and not closed_over_tensors(module)
         return compiled, assembly_of(keys, cut.sequence) if is_code else None
@@ -189,16 +189,21 @@ class InductorBackend:
             return None
         try:
             assembly = Assembly.of_bytes(content)
+            tensors = job.half.attributes(assembly.tensors)
         except (KeyError, TypeError, ValueError) as error:
             stored.failed(error)
             return None
         pieces = [self._load(self.artefacts.with_key(key), job) for key in assembly.keys]
-        return assembly.callable([piece for piece in pieces if piece is not None]) if None not in pieces else None
+        if None in pieces:
+            return None
+        return bind_tensors(assembly.callable([piece for piece in pieces if piece is not None]), tensors)
 
     def cut(self, graph: fx.Graph, shared: Shared) -> Cut | None:
         """The pieces of a graph; `None` if it is compiled as a whole, as CUDA graphs are."""
         if must_be_cut(graph):
             return cut_uncompiled(graph)
+        if not shared.cudagraphs and all(node.op in ("placeholder", "output") for node in graph.nodes):
+            return Cut.of(graph, [])  # Inductor has no code for it
         return cut_layers(graph) if self.share_layers and not shared.cudagraphs else None
 
     def _load_or_make(self, job: Job, shared: Shared, batch: KernelBatch, keys: list[str | None]) -> Callable:
@@ -345,10 +350,10 @@ def may_take_clones(graph: fx.Graph) -> bool:
     return not sizes and torch_compat.inductor_takes_generators()
 
 
-def assembly_of(keys: Sequence[str | None], sequence: CallSequence | None) -> Assembly | None:
+def assembly_of(keys: Sequence[str | None], sequence: CallSequence | None, tensors: Iterable[str] = ()) -> Assembly | None:
     """What a graph consists of; `None` if the code of a piece is not stored."""
     known = tuple(key for key in keys if key is not None)
-    return Assembly(known, sequence) if len(known) == len(keys) else None
+    return Assembly(known, sequence, tuple(tensors)) if len(known) == len(keys) else None
 
 
 WORKSPACES = frozenset({"aten.mkldnn_rnn_layer", "aten.mkldnn_rnn_layer_backward"})
