@@ -18,6 +18,7 @@ from torch import nn
 
 import aotgrad
 from aotgrad import pipeline
+from aotgrad.cache import graphs
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -265,10 +266,12 @@ def save_plans(names: list[str], backend: str, path: str) -> Iterator[tuple[str,
 
 
 def load_plans(names: list[str], path: str) -> Iterator[tuple[str, list[Any]]]:
-    """Load plans, without a tracer, a partitioner or Dynamo, and run them."""
+    """Load plans, without a tracer, a partitioner or Dynamo, and run them. The parsed graphs of each program are counted."""
     pipeline.capture_function = pipeline.partition_joint = pipeline.build_joint = refuse
+    parse = graphs.decode_graph
     for name in names:
         file = f"{path}.{name}"
+        graphs.decode_graph = counting_calls(parse, f"parsed for {name}")
         if name == "net":
             torch.manual_seed(0)
             yield name, net_outcome(aotgrad.load(file, Net(), trust=True))
@@ -280,6 +283,14 @@ def load_plans(names: list[str], path: str) -> Iterator[tuple[str, list[Any]]]:
             yield name, train(loaded, state, range(3, 6))
         else:
             yield name, PROGRAMS[name]().outcome(aotgrad.load(file, trust=True))
+
+
+def counting_calls(function: Callable, counter: str) -> Callable:
+    def counted(*args: Any) -> Any:
+        aotgrad.counters[counter] += 1
+        return function(*args)
+
+    return counted
 
 
 def refuse(*args: Any, **kwargs: Any) -> Any:
