@@ -12,12 +12,14 @@ from aotgrad.backends.eager import nop
 from aotgrad.backends.graph_values import GraphInput, GraphOutput, graph_outputs, graph_part
 from aotgrad.backends.kit import Backend, FunctionBackend
 from aotgrad.backends.registry import get, names, register, register_backend
+from aotgrad.graph.functionalized_call import FunctionalizedCall
 from aotgrad.graph.kept_calls import CallArgument, KeptBackward
 
 __all__ = [
     "Backend",
     "CallArgument",
     "FunctionBackend",
+    "FunctionalizedCall",
     "GraphInput",
     "GraphOutput",
     "KeptBackward",

@@ -23,6 +23,7 @@ from aotgrad.cache.entry import GraphText
 from aotgrad.cache.serialize import DamagedEntry, Decoder, Encoder, NotSerializable
 from aotgrad.errors import ShippingError
 from aotgrad.graph.collectives import RunsBetween
+from aotgrad.graph.functionalized_call import FunctionalizedCall
 from aotgrad.graph.kept_calls import KEPT_FUNCTION, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.op_table import EFFECTFUL_NAMESPACES
@@ -127,6 +128,8 @@ def encode_target(encoder: Encoder, node: fx.Node) -> Any:
     if isinstance(target := node.target, KeptBackward):
         parts = map(encoder.encode, (target.inputs, target.outputs, target.args, target.kwargs))
         return ["kept backward", kept_name(target.function), graph_name(node), *parts]
+    if isinstance(target, FunctionalizedCall):
+        return ["functionalized", kept_name(target.function), target.reads_changed, *target.changed]
     return ["kept", kept_name(target)] if node.meta.get(KEPT_FUNCTION) is target else encoder.encode(target)
 
 
@@ -219,6 +222,8 @@ def decode_target(decoder: Decoder, form: Any, constants: Attributes, kept: Kept
     match form:
         case ["kept", name]:
             return kept_function(name, kept)
+        case ["functionalized", name, reads_changed, *changed]:
+            return FunctionalizedCall(kept_function(name, kept), tuple(changed), reads_changed)
         case ["kept backward", name, graph, *parts]:
             inputs, outputs, args, kwargs = map(decoder.decode, parts)
             return KeptBackward(kept_function(name, kept), constants[graph], inputs, outputs, args, kwargs)

@@ -3,8 +3,8 @@
     y = F.linear(x, w)      KeptCall(F.linear, (primals_1, primals_2)); its nodes are marked: t, mm
 
 A call inside of another one belongs to it. A call is not noted if its arguments are not all values of the trace or
-constants, if it changes one of them, or if a result is a view of one: then the graph has its ops. Nor is a call that a
-backward makes.
+constants, if it changes one that requires grad, or if a result is a view of one: then the graph has its ops. Nor is a call
+that a backward makes.
 
 While a backward runs, that of the function or one inside of it, what it records for a noted call is marked, too.
 """
@@ -27,6 +27,7 @@ from aotgrad import torch_compat
 from aotgrad.capture.recorder import Recorder
 from aotgrad.errors import BackendError, CaptureError
 from aotgrad.graph.autograd_nodes import autograd_nodes
+from aotgrad.graph.functionalized_call import place_in_call
 from aotgrad.graph.kept_calls import KeptCall, NotedGradients, Run, also_named
 
 log = logging.getLogger("aotgrad.backends.kept")
@@ -60,11 +61,12 @@ class KeptCalls:
             return call(*args, **kwargs)
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         recorder.kept = kept = self.described(function, args, kwargs)
+        arguments = [] if kept is None else [(each, self.trace.node_of(each)) for each in tensors]
         try:
             result = call(*args, **kwargs)
         finally:
             recorder.kept = None
-        if kept is not None and self.finish(kept, result, tensors):
+        if kept is not None and self.finish(kept, result, arguments):
             self.trace.kept_calls.append(kept)
         else:
             log.debug("%s is taken apart: it changes or returns an argument, or a node cannot have its arguments", function)
@@ -110,8 +112,11 @@ class KeptCalls:
             return value
         raise TypeError
 
-    def finish(self, kept: KeptCall, result: Any, tensors: list[torch.Tensor]) -> bool:
-        """Note what the call returned. Returns whether it computes new tensors of its arguments, and does no more."""
+    def finish(self, kept: KeptCall, result: Any, arguments: Sequence[tuple[torch.Tensor, fx.Node]]) -> bool:
+        """Note what the call returned and changed. Returns whether that are new values, computed of its arguments.
+
+        `arguments`: the tensors among its arguments, with their nodes before the call.
+        """
         is_list = isinstance(result, (tuple, list))
         given = {k: each for k, each in enumerate(result if is_list else [result]) if each is not None}
         results = list(given.values())
@@ -119,15 +124,17 @@ class KeptCalls:
             return False
         if sum(each.requires_grad for each in results) > 1:
             return False
-        memory = {torch_compat.storage_id(each) for each in tensors}
+        memory = [torch_compat.storage_id(each) for each, _ in arguments]
         if any(torch_compat.storage_id(each) in memory for each in results):
             return False
-        if not all(self.trace.node_of(each) in kept.names for each in tensors):
-            return False  # it has changed an argument
+        changed = {node: each for each, node in arguments if self.trace.node_of(each) is not node}
+        if any(each.requires_grad or memory.count(torch_compat.storage_id(each)) > 1 for each in changed.values()):
+            return False
+        kept.changed = {kept.names[node]: self.trace.node_of(each) for node, each in changed.items()}
         kept.last = torch_compat.sequence_nr()
         kept.results = tuple(map(self.trace.node_of, results))
         kept.items, kept.count = (tuple(given), len(result)) if is_list else (None, 1)
-        return len(set(kept.results)) == len(kept.results)
+        return len(set(kept.computed)) == len(kept.computed)
 
 
 @contextlib.contextmanager
@@ -174,8 +181,3 @@ class NotingGradients:
             if gradient is not None and (name := self.call.name_behind(edge)) is not None:
                 self.noted.found[self.node, k] = (name, self.trace.node_of(gradient))
         self.trace.recorder.kept = None
-
-
-def place_in_call(path: tuple) -> str:
-    """Where a value is in the arguments of a call: `args[0]`, `kwargs['bias']`."""
-    return ("args", "kwargs")[path[0].idx] + pytree.keystr(path[1:])

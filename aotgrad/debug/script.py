@@ -24,6 +24,7 @@ from aotgrad.backends.base import AnyBackend
 from aotgrad.debug.check import BackendFailure
 from aotgrad.debug.programs import ConcreteProgram
 from aotgrad.graph.copies import copy_graph_module
+from aotgrad.graph.functionalized_call import FunctionalizedCall
 from aotgrad.graph.kept_calls import KeptBackward
 
 MOST_ELEMENTS = 64
@@ -83,7 +84,7 @@ def script_text(
         data: the file of large inputs.
         dynamic: compile for symbolic sizes.
     """
-    module, kept = with_named_gradients(program.module)
+    module, kept = with_named_targets(program.module)
     name, imports, note = backend_code(backend)
     return TEMPLATE.format(
         failure=f"{failure.kind}: {first_line(failure.text)}".replace('"""', "'''").replace("\\", "/"),
@@ -109,15 +110,21 @@ torch.fx.wrap("{name}")
 
 """
 
-IMPORTS_OF_KEPT = "from aotgrad.backends import CallArgument, KeptBackward\n"
+CALL_TEMPLATE = """
+{name} = FunctionalizedCall({function}, {changed}, {reads_changed})
+torch.fx.wrap("{name}")
+
+"""
+
+IMPORTS_OF_KEPT = "from aotgrad.backends import CallArgument, FunctionalizedCall, KeptBackward\n"
 
 
-def with_named_gradients(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, KeptBackward]]:
-    """A copy whose nodes of `KeptBackward`s call functions of a script, and the names of these."""
+def with_named_targets(module: fx.GraphModule) -> tuple[fx.GraphModule, dict[str, KeptBackward | FunctionalizedCall]]:
+    """A copy whose nodes with targets of aotgrad's own call functions of a script, and the names of these."""
     copy = copy_graph_module(module)
-    kept: dict[str, KeptBackward] = {}
+    kept: dict[str, KeptBackward | FunctionalizedCall] = {}
     for node in copy.graph.nodes:
-        if isinstance(node.target, KeptBackward):
+        if isinstance(node.target, (KeptBackward, FunctionalizedCall)):
             kept[f"kept_{node.name}"] = node.target
             node.target = NamedFunction(node.name)
     copy.recompile()
@@ -136,9 +143,11 @@ class NamedFunction:
         raise NotImplementedError(f"{self.__name__} is a name in a script")
 
 
-def kept_text(name: str, target: KeptBackward) -> str:
-    """The source of the gradients of a kept call."""
+def kept_text(name: str, target: KeptBackward | FunctionalizedCall) -> str:
+    """The source of a kept call that changes arguments, or of the gradients of a kept call."""
     function = torch_compat.function_name(target.function) or f"torch.{target.function.__name__}"
+    if isinstance(target, FunctionalizedCall):
+        return CALL_TEMPLATE.format(name=name, function=function, changed=target.changed, reads_changed=target.reads_changed)
     parts = ", ".join(map(repr, (target.inputs, target.outputs, target.args, dict(target.kwargs))))
     return KEPT_TEMPLATE.format(
         kind="".join(part.capitalize() for part in name.split("_")[1:]),

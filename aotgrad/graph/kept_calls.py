@@ -2,6 +2,7 @@
 
     y = linear(x, w)                                              one node, whose target is the function
     gx, gw = linear_backward(tangent, x, w)                       one node, whose target is a `KeptBackward`
+    y, mean = batch_norm_functional(x, mean)                      one node, whose target is a `FunctionalizedCall`
 
 A trace notes each call as a `KeptCall` and marks the nodes that it consists of; `passes/kept_calls.py` folds them.
 """
@@ -16,6 +17,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.graph.functionalized_call import FunctionalizedCall
 from aotgrad.graph.lazy_module import LazyGraphModule
 
 MARK = "kept"
@@ -54,6 +56,7 @@ class KeptCall:
         results: the nodes of the tensors that it returned.
         items: where these are in the tuple or list that it returned, with `None` elsewhere; `None`: it returned a tensor.
         count: the length of that tuple or list.
+        changed: where the arguments are that it changes in place -> the nodes of their new values.
         gradients: what the traces of backwards found.
     """
 
@@ -68,16 +71,23 @@ class KeptCall:
     results: tuple[fx.Node, ...] = ()
     items: tuple[int, ...] | None = None
     count: int = 0
+    changed: Mapping[str, fx.Node] = field(default_factory=dict)
     gradients: dict[Run, NotedGradients] = field(default_factory=dict)
 
     def holds(self, node: Any) -> bool:
         """Whether the call made an autograd node."""
         return self.first <= torch_compat.node_sequence_nr(node) < self.last
 
+    @property
+    def computed(self) -> tuple[fx.Node, ...]:
+        """The results, and the new values of arguments."""
+        return (*self.results, *self.changed.values())
+
     def named_results(self) -> dict[fx.Node, str]:
-        """The results, each with its name, as in `KeptBackward.inputs`."""
+        """What the call computes, each with its name, as in `KeptBackward.inputs`."""
         names = ["result"] if self.items is None else [f"result[{k}]" for k in self.items]
-        return dict(zip(self.results, names, strict=True))
+        changed = {node: f"changed {name}" for name, node in self.changed.items()}
+        return {**dict(zip(self.results, names, strict=True)), **changed}
 
     def noted_gradients(self) -> Iterator[fx.Node]:
         return (node for noted in self.gradients.values() for _, node in noted.found.values())
@@ -98,6 +108,13 @@ class CallArgument:
 
     def __str__(self) -> str:
         return self.name
+
+
+def kept_function_of(node: fx.Node) -> Any:
+    """The kept function whose call, or whose gradients, a node computes; `None` for other nodes."""
+    if isinstance(node.target, (FunctionalizedCall, KeptBackward)):
+        return node.target.function
+    return node.target if node.meta.get(KEPT_FUNCTION) is node.target else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,13 +15,14 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
+from aotgrad.graph.functionalized_call import FunctionalizedCall
 
 VIEWS_WITHOUT_ALIAS_IN_SCHEMA = frozenset(
     {
@@ -225,17 +226,23 @@ SYMBOLIC_READS = frozenset(
 class Statistics(NamedTuple):
     """The positions of an op's running statistics among its arguments and results, and of its argument `training`.
 
-    The backward of a training step takes them too, but does not read them.
+    The backward of a training step takes them too, but does not read them. `alone`: the op that takes and returns all but
+    these.
     """
 
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     training: int | None
+    alone: Any = None
 
+
+WITHOUT_STATISTICS = torch.ops.aten._native_batch_norm_legit.no_stats
 
 STATISTICS = {
     "aten._batch_norm_with_update_functional": Statistics((3, 4), (4, 5), None),
-    "aten._native_batch_norm_legit_functional": Statistics((3, 4), (3, 4), 5),
+    "aten._native_batch_norm_legit_functional": Statistics(
+        (3, 4), (3, 4), 5, torch.ops.aten._native_batch_norm_legit.no_stats
+    ),
     "aten.batch_norm_backward": Statistics((3, 4), (), 7),
     "aten.cudnn_batch_norm_backward": Statistics((3, 4), (), None),
     "aten.native_batch_norm_backward": Statistics((3, 4), (), 7),
@@ -503,8 +510,21 @@ def arguments_read(node: fx.Node) -> tuple[Any, ...]:
     return tuple(None if k in unread else value for k, value in enumerate(node.args)) if unread else node.args
 
 
+def call_without_statistics(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
+    """The op and the arguments of a call, for its results besides new running statistics, which come last."""
+    statistics = statistics_in_training(node)
+    if statistics is None or statistics.alone is None:
+        return node.target, arguments_read(node)
+    return statistics.alone, tuple(value for k, value in enumerate(node.args) if k not in statistics.arguments)
+
+
 def is_running_statistic(node: fx.Node, argument: fx.Node) -> bool:
-    """Whether a node is a batch norm in training, or its backward, and takes the argument only as a running statistic."""
+    """Whether a node is a batch norm in training, or its backward, and takes the argument only as a running statistic.
+
+    So is a kept call that returns a new value of the argument, on whose old value other results do not depend.
+    """
+    if isinstance(node.target, FunctionalizedCall):
+        return not node.target.reads_changed and argument in node.target.old_values(node)
     statistics = statistics_in_training(node)
     if statistics is None:
         return False
@@ -512,8 +532,10 @@ def is_running_statistic(node: fx.Node, argument: fx.Node) -> bool:
 
 
 def is_new_statistic(node: fx.Node) -> bool:
-    """Whether a node is an updated statistic of a batch norm."""
+    """Whether a node is an updated statistic of a batch norm, or the new value of an argument of a kept call."""
     source: Any = node.args[0] if is_getitem(node.target) else None
+    if source is not None and isinstance(source.target, FunctionalizedCall):
+        return source.target.is_new_value(cast(int, node.args[1]), source.meta["val"])
     statistics = None if source is None else STATISTICS.get(op_name(source.target))
     return statistics is not None and node.args[1] in statistics.results
 

@@ -83,9 +83,9 @@ class BackwardOfCall:
             StaysApart: it reads something else.
         """
         call, arguments = self.forward.call, self.forward.names
-        read, ops = self.behind_backward({*call.results, *arguments})
+        read, ops = self.behind_backward({*call.computed, *arguments})
         if any(node in self.forward.ops and computes(node) for node in ops):
-            read, ops = self.behind_backward(arguments)
+            read, ops = self.behind_backward({*call.changed.values(), *arguments})
         if any(op_table.draws(node) or op_table.has_effect(node.target) for node in ops):
             raise StaysApart("its backward draws random numbers, or has an effect")
         read |= dict.fromkeys(filter(op_table.is_symbolic_value, arguments))
@@ -103,7 +103,7 @@ class BackwardOfCall:
         """What the backward reads, and its ops with those that it recomputes, if it recomputes none of `ends`."""
         read, ops, left = dict[fx.Node, None](), dict(self.ops), list(self.ops)
         while left:
-            for arg in left.pop().all_input_nodes:
+            for arg in nodes_read(left.pop()):
                 if arg not in ends and (arg in self.forward.ops or self.may_be_inside(arg)):
                     left += [] if arg in ops else [arg]
                     ops[arg] = None
@@ -121,6 +121,13 @@ class BackwardOfCall:
         is_of_run = is_of_any_backward(node) and run_of(node) == self.run
         is_inside = is_of_run or MARK in node.meta or node.target is torch.ops.aten.detach.default
         return is_inside and node not in self.dependent
+
+
+def nodes_read(node: fx.Node) -> dict[fx.Node, None]:
+    """The nodes that a node of a backward reads: new running statistics of a batch norm are not computed there."""
+    found = dict[fx.Node, None]()
+    fx.map_arg((op_table.call_without_statistics(node)[1], node.kwargs), lambda arg: found.setdefault(arg))
+    return found
 
 
 def gradients_by_node(call: KeptCall, run: Run) -> dict[fx.Node, str]:

@@ -17,6 +17,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph import op_table
 from aotgrad.graph.kept_calls import KEPT_FUNCTION, MARK, CallArgument, KeptBackward
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.memory_owners import memory_owner
@@ -141,13 +142,28 @@ def call_as_node(parts: PartsOfCall) -> list[fx.Node]:
     call, first = parts.computed.call, next(iter(parts.computed.ops))
     arguments = [arg for arg in parts.computed.names if arg.op != "placeholder"]
     with first.graph.inserting_after(max([first.prev, *arguments])):
-        node = first.graph.call_function(call.function, parts.args, dict(parts.kwargs))
+        node = first.graph.call_function(parts.target, parts.args, dict(parts.kwargs))
     copy_origin(node, parts.results[0])
     node.meta[KEPT_FUNCTION] = call.function
-    if call.items is not None:
-        return items_as_nodes(node, dict(zip(call.items, parts.results, strict=True)), call.count)
+    if call.items is not None or call.changed:
+        places = (*(call.items or (0,)), *range(call.count, call.count + len(call.changed)))
+        return items_as_nodes(node, dict(zip(places, parts.results, strict=True)), call.count + len(call.changed))
     node.meta["val"] = parts.results[0].meta["val"]
     return [node]
+
+
+def copy_without_statistics(graph: fx.Graph, node: fx.Node, copies: Mapping[fx.Node, fx.Node]) -> fx.Node:
+    """A copy of a node, which computes no new running statistics."""
+    target, args = op_table.call_without_statistics(node)
+    if target is node.target and args == node.args:
+        copy = graph.node_copy(node, copies.__getitem__)
+    else:
+        copy = graph.call_function(target, *fx.map_arg((args, node.kwargs), copies.__getitem__))
+        copy.meta = {**node.meta}
+        if target is not node.target:
+            copy.meta["val"] = node.meta["val"][: len(target._schema.returns)]
+    copy.meta.pop(MARK, None)
+    return copy
 
 
 def items_as_nodes(node: fx.Node, like: Mapping[int, fx.Node], count: int) -> list[fx.Node]:
@@ -192,8 +208,7 @@ class FoldedBackward:
             copies[tangent].meta["val"] = result
             copies[tangent] = view_as(copies[tangent], inner, copies[tangent])
         for node in ops:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-            copies[node].meta.pop(MARK, None)
+            copies[node] = copy_without_statistics(graph, node, copies)
         outputs = tuple(node for node in backward.gradients if node in backward.ops)
         graph.output(tuple(copies[node] for node in outputs))
         module = LazyGraphModule(torch.nn.Module(), graph)

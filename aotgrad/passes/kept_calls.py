@@ -42,7 +42,7 @@ def keep_calls(joint: JointGraph, calls: Sequence[KeptCall]) -> JointGraph:
     graph = joint.module.graph
     read_sizes_of_inputs(joint)
     # A result or gradient that nobody reads may be a view that the plan makes of what others read.
-    results = {node for call in calls for node in (*call.results, *call.noted_gradients())}
+    results = {node for call in calls for node in (*call.computed, *call.noted_gradients())}
     erase_unused(graph, lambda node: node in results or must_stay(node))
     dependents = gradients_of_backwards(joint, calls)
     parts: dict[KeptCall, list[fx.Node]] = {}

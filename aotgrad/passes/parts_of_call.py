@@ -14,6 +14,7 @@ from typing import Any
 import torch.fx as fx
 
 from aotgrad.graph import op_table
+from aotgrad.graph.functionalized_call import FunctionalizedCall
 from aotgrad.graph.kept_calls import KeptCall, Run
 from aotgrad.passes.backward_of_call import (
     BackwardOfCall,
@@ -64,7 +65,7 @@ class PartsOfCall:
             now = {node: moved.get(node, node) for node in call.names}
             moved = {**moved, **{node: casts.get(at, at) for node, at in now.items()}}
         args, kwargs = fx.map_arg((call.args, dict(call.kwargs)), lambda node: moved.get(node, node))
-        computed = ForwardOfCall(call, places, with_sizes(ops, call.results))
+        computed = ForwardOfCall(call, places, with_sizes(ops, call.computed))
         backwards = (cls.backward_in(run, computed, nodes, dependents[run]) for run in call.gradients)
         return cls(args, kwargs, computed, tuple(each for each in backwards if each.ops), dependents)
 
@@ -85,7 +86,26 @@ class PartsOfCall:
 
     @property
     def results(self) -> tuple[fx.Node, ...]:
-        return self.computed.call.results
+        """What the call returns, then the new values of arguments."""
+        return self.computed.call.computed
+
+    @property
+    def target(self) -> Any:
+        """The target of a node that stands for the call."""
+        call = self.computed.call
+        return FunctionalizedCall(call.function, tuple(call.changed), self.reads_changed) if call.changed else call.function
+
+    @property
+    def reads_changed(self) -> bool:
+        """Whether what the function returns depends on the values that changed arguments had before."""
+        names = self.computed.call.changed
+        found = {node for node, name in self.computed.names.items() if name in names}
+        for node in self.computed.ops:
+            is_new = op_table.is_new_statistic(node)
+            read = node.all_input_nodes[0].all_input_nodes if is_new else node.all_input_nodes
+            if any(arg in found and (is_new or not op_table.is_running_statistic(node, arg)) for arg in read):
+                found.add(node)
+        return not found.isdisjoint(self.computed.call.results)
 
     def check(self) -> None:
         """Raises StaysApart: the call cannot be one node."""
@@ -100,10 +120,17 @@ class PartsOfCall:
             may_be_passed(arg) and arg not in forward and arg not in self.computed.names for arg in inputs_of_all(forward)
         ):
             raise StaysApart("it reads a tensor that is no argument of it")
+        if any(map(self.is_read_by_function, self.computed.call.changed.values())):
+            raise StaysApart("the function reads an argument that it changes, which derivatives may need")
         if self.computed.call.casts and any(map(is_cast, self.ops)):
             raise StaysApart("autocast casts a value in it")
         for backward in self.backwards:
             backward.check()
+
+    def is_read_by_function(self, node: fx.Node) -> bool:
+        """Whether others read the new value of an argument, and not as a running statistic."""
+        others = [user for user in node.users if user not in self.ops and user.op != "output"]
+        return any(not op_table.is_running_statistic(user, node) for user in others)
 
     def inner_values(self) -> list[fx.Node]:
         """The values between arguments and results that others use, and that are more than views of arguments or numbers.

@@ -24,7 +24,7 @@ from aotgrad.cache.restore import joint_digest
 from aotgrad.cache.serialize import Encoder, NotSerializable
 from aotgrad.convention import MemorySharing
 from aotgrad.errors import AOTGradError, ShippingError
-from aotgrad.graph.kept_calls import KEPT_FUNCTION, KeptBackward
+from aotgrad.graph.kept_calls import kept_function_of
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.ir import GraphHalf, MemberInput, SymInput
@@ -104,8 +104,7 @@ def reject_unshippable(plan: CachedPlan, made: Executable) -> None:
 def kept_functions(made: Executable) -> set[str]:
     """The functions that the graphs of a plan call whole, by name."""
     nodes = [node for half in halves_of(made.partition) for node in half.module.graph.nodes]
-    called = {node.target for node in nodes if node.meta.get(KEPT_FUNCTION) is node.target}
-    return set(map(kept_name, called | {node.target.function for node in nodes if isinstance(node.target, KeptBackward)}))
+    return {kept_name(function) for node in nodes if (function := kept_function_of(node)) is not None}
 
 
 def shipped(plan: CachedPlan, made: Executable, held: Attributes) -> ShippedPlan:
