@@ -226,23 +226,19 @@ SYMBOLIC_READS = frozenset(
 class Statistics(NamedTuple):
     """The positions of an op's running statistics among its arguments and results, and of its argument `training`.
 
-    The backward of a training step takes them too, but does not read them. `alone`: the op that takes and returns all but
-    these.
+    The backward of a training step takes them too, but does not read them. `alone`: the name of the op that takes and
+    returns all but these.
     """
 
     arguments: tuple[int, ...]
     results: tuple[int, ...]
     training: int | None
-    alone: Any = None
+    alone: str | None = None
 
-
-WITHOUT_STATISTICS = torch.ops.aten._native_batch_norm_legit.no_stats
 
 STATISTICS = {
     "aten._batch_norm_with_update_functional": Statistics((3, 4), (4, 5), None),
-    "aten._native_batch_norm_legit_functional": Statistics(
-        (3, 4), (3, 4), 5, torch.ops.aten._native_batch_norm_legit.no_stats
-    ),
+    "aten._native_batch_norm_legit_functional": Statistics((3, 4), (3, 4), 5, "aten::_native_batch_norm_legit.no_stats"),
     "aten.batch_norm_backward": Statistics((3, 4), (), 7),
     "aten.cudnn_batch_norm_backward": Statistics((3, 4), (), None),
     "aten.native_batch_norm_backward": Statistics((3, 4), (), 7),
@@ -515,7 +511,8 @@ def call_without_statistics(node: fx.Node) -> tuple[Any, tuple[Any, ...]]:
     statistics = statistics_in_training(node)
     if statistics is None or statistics.alone is None:
         return node.target, arguments_read(node)
-    return statistics.alone, tuple(value for k, value in enumerate(node.args) if k not in statistics.arguments)
+    args = (value for k, value in enumerate(node.args) if k not in statistics.arguments)
+    return torch_compat.op_named(statistics.alone), tuple(args)
 
 
 def is_running_statistic(node: fx.Node, argument: fx.Node) -> bool:
