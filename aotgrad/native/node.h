@@ -67,6 +67,7 @@ PyObject* name_of(const char* text) {
 // The attributes of nodes.
 struct Names {
   PyObject *recomputation = name_of("recomputation"), *kept = name_of("kept"), *ran = name_of("ran");
+  PyObject* is_differentiated = name_of("is_differentiated");
   PyObject* details[4] = {name_of("sizes"), name_of("layouts"), name_of("memory"), name_of("watched")};
 
   static const Names& all() {
@@ -208,16 +209,18 @@ PyObject* attaching(PyObject*, PyObject* arguments) {
 // --- applying(apply, callback, graphs, layouts, positions, sizes, saved, tangents, leading, has_sentinel)
 //         -> apply(node, *tangents)
 //
-// The method `apply` of a class of nodes, which runs backwards that do no more than run a graph. `graphs` has the graph for
-// the tangents that are there and the gradients that are wanted; a key is bytes with 0 or 1 for each of them:
+// The method `apply` of a class of nodes, which runs backwards that do no more than run a graph, or a derivative. `graphs`
+// has what to run for the tangents that are there, the gradients that are wanted, and whether a graph is created for them; a
+// key is bytes with 0 or 1 for each of them:
 //
 //     graphs[key] -> (run, chooses, inputs, ran, release)
+//     graphs[key] -> derivative(node, recomputation, saved, tangents) -> results of the node        if a graph is created
 //
 // `run` is the compiled graph, or, if `chooses`, a function that finds it for its inputs. `inputs` are positions among sizes,
 // saved tensors and tangents; `None` stands for all. After a backward that frees what the node has saved, `ran` is the
-// attribute of that name; `release` does that instead if other backwards need some of it. Everything else, and keys whose
-// value is `None`, are for `apply`, the method in Python; so are all backwards of a thread in which Dynamo sees frames, as
-// `callback` says, since it would compile those of the graph.
+// attribute of that name; `release` does that instead if other backwards need some of it. A derivative gets all that the
+// node has saved. Everything else, and keys whose value is `None`, are for `apply`, the method in Python; so are all
+// backwards of a thread in which Dynamo sees frames, as `callback` says, since it would compile those of the graph.
 
 // The size and stride of a tangent in the trace.
 struct Layout {
@@ -266,16 +269,18 @@ struct UsualBackward {
     });
   }
 
-  // Which tangents are there, and along which edges the backward passes a gradient. Nobody wants that of the sentinel.
+  // Which tangents are there, along which edges the backward passes a gradient, and whether it creates a graph. Nobody wants
+  // the gradient of the sentinel.
   THPObjectPtr key(PyObject* const* values, const Node& node) const {
     const auto gradients = static_cast<Py_ssize_t>(positions.size());
     TORCH_CHECK_INDEX(node.num_outputs() == positions.size() + has_sentinel, "expected ", gradients, " edges");
-    THPObjectPtr result(PyBytes_FromStringAndSize(nullptr, tangents + gradients));
+    THPObjectPtr result(PyBytes_FromStringAndSize(nullptr, tangents + gradients + 1));
     if (!result) throw python_error();
     char* flag = PyBytes_AS_STRING(result.get());
     for (Py_ssize_t k = 0; k < tangents; ++k) *flag++ = !Py_IsNone(values[k]);
     const bool all = torch::autograd::get_current_graph_task_exec_info()->empty();
     for (Py_ssize_t k = 0; k < gradients; ++k) *flag++ = all || node.task_should_compute_output(has_sentinel + k);
+    *flag = at::GradMode::is_enabled();
     return result;
   }
 
@@ -367,30 +372,73 @@ PyObject* run_graph(const UsualBackward& usual, const Items& graph, PyObject* no
   return usual.results_of_node(Items(results.get()));
 }
 
+// All that a node has saved; null if something of it was freed or changed in place, or is packed by a hook.
+template <class Function>
+THPObjectPtr all_saved(const Function& function) {
+  const auto& saved = function.saved_variables;
+  const auto is_packed = [](const auto& value) { return value.has_hooks(); };
+  if (function.has_freed_buffers || std::any_of(saved.begin(), saved.end(), is_packed)) return THPObjectPtr();
+  THPObjectPtr values(PyTuple_New(static_cast<Py_ssize_t>(saved.size())));
+  if (!values) throw python_error();
+  try {
+    for (size_t k = 0; k < saved.size(); ++k) {
+      PyObject* value = unpack(function, static_cast<Py_ssize_t>(k)).release();
+      if (value == nullptr) throw python_error();
+      PyTuple_SET_ITEM(values.get(), static_cast<Py_ssize_t>(k), value);
+    }
+  } catch (const c10::Error&) {  // changed in place
+    return THPObjectPtr();
+  }
+  return values;
+}
+
+// The results of a node, for which a graph is created; null without an exception if Python has to compute them.
+PyObject* run_derivative(PyObject* derivative, PyObject* node, PyObject* const* tangents, Py_ssize_t count) {
+  THPObjectPtr call = attribute(node, Names::all().recomputation);
+  if (Py_IsNone(call.get())) return nullptr;
+  THPObjectPtr saved = all_saved(*reinterpret_cast<const THPFunction*>(node));
+  if (!saved) return nullptr;
+  THPObjectPtr values(PyTuple_New(count));
+  if (!values) throw python_error();
+  for (Py_ssize_t k = 0; k < count; ++k) PyTuple_SET_ITEM(values.get(), k, Py_NewRef(tangents[k]));
+  PyObject* results = PyObject_CallFunctionObjArgs(derivative, node, call.get(), saved.get(), values.get(), nullptr);
+  if (results == nullptr) throw python_error();
+  return results;
+}
+
 bool returns_none(PyObject* function) {
   THPObjectPtr result(PyObject_CallNoArgs(function));
   if (!result) throw python_error();
   return Py_IsNone(result.get());
 }
 
+// Whether a running backward differs from others neither in the node nor in what is around it.
+bool is_usual(PyObject* node) {
+  if (torch::autograd::get_current_graph_task_exec_info() == nullptr || is_observed_or_transformed()) return false;
+  if (!Py_IsNone(attribute(node, Names::all().kept).get())) return false;
+  if (at::GradMode::is_enabled()) return torch::autograd::get_current_graph_task_keep_graph();
+  return !autocast_is_enabled() && Py_IsFalse(attribute(node, Names::all().is_differentiated).get());
+}
+
+// The results of a node; null without an exception if Python has to compute them.
+PyObject* run_usual(PyObject* self, PyObject* node, PyObject* const* tangents, Py_ssize_t count) {
+  const auto& usual = state_of<UsualBackward>(PyTuple_GET_ITEM(self, 0));
+  const auto& function = *reinterpret_cast<THPFunction*>(node);
+  if (!is_usual(node) || !usual.are_plain(tangents, count) || !returns_none(PyTuple_GET_ITEM(self, 2))) return nullptr;
+  THPObjectPtr key = usual.key(tangents, *node_of(function));
+  THPObjectPtr graph(PyObject_GetItem(PyTuple_GET_ITEM(self, 3), key.get()));
+  if (!graph) throw python_error();
+  // Asked late: another thread may run the node while this one compiles the graph.
+  if (Py_IsNone(graph.get()) || function.has_freed_buffers) return nullptr;
+  if (at::GradMode::is_enabled()) return run_derivative(graph.get(), node, tangents, count);
+  return run_graph(usual, Items(graph.get()), node, tangents);
+}
+
 PyObject* apply(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
   HANDLE_TH_ERRORS
-  const auto& usual = state_of<UsualBackward>(PyTuple_GET_ITEM(self, 0));
   TORCH_CHECK_TYPE(count >= 1 && PyObject_TypeCheck(arguments[0], &THPFunctionType), "expected an autograd node");
-  const auto& function = *reinterpret_cast<THPFunction*>(arguments[0]);
-  const bool is_usual = torch::autograd::get_current_graph_task_exec_info() != nullptr && !at::GradMode::is_enabled() &&
-      !autocast_is_enabled() && !is_observed_or_transformed() && usual.are_plain(arguments + 1, count - 1) &&
-      Py_IsNone(attribute(arguments[0], Names::all().kept).get()) && returns_none(PyTuple_GET_ITEM(self, 2));
-  if (is_usual) {
-    THPObjectPtr key = usual.key(arguments + 1, *node_of(function));
-    THPObjectPtr graph(PyObject_GetItem(PyTuple_GET_ITEM(self, 3), key.get()));
-    if (!graph) return nullptr;
-    // Asked late: another thread may run the node while this one compiles the graph.
-    if (!Py_IsNone(graph.get()) && !function.has_freed_buffers) {
-      return run_graph(usual, Items(graph.get()), arguments[0], arguments + 1);
-    }
-  }
-  return PyObject_Vectorcall(PyTuple_GET_ITEM(self, 1), arguments, count, nullptr);
+  PyObject* results = run_usual(self, arguments[0], arguments + 1, count - 1);
+  return results != nullptr ? results : PyObject_Vectorcall(PyTuple_GET_ITEM(self, 1), arguments, count, nullptr);
   END_HANDLE_TH_ERRORS
 }
 

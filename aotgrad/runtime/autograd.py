@@ -127,11 +127,10 @@ def run_variant(
     if is_higher_order and (ctx.recomputation is not None or backward.saved_needed(key) != () or ctx.memory):
         inner = InnerGradients(stand_ins_of(ctx)) if ctx.stand_ins else NO_INNER_GRADIENTS
         with contextlib.nullcontext() if creates_graph else torch.enable_grad():
-            gradients = backward.higher_order(recomputation_of(ctx), saved_values(ctx, key), tangents, key.gradients, inner)
-        if backward.may_have_stand_ins:
-            backward.inner.watch(ctx)
+            call, saved = recomputation_of(ctx), saved_values(ctx, key)
+            results = backward.derivative(ctx, call, saved, tangents, key.gradients, inner)
         release(ctx, key)
-        return (*backward.no_gradients, *(gradients if creates_graph else map(detached, gradients)))
+        return results if creates_graph else tuple(map(detached, results))
     if (
         creates_graph
         or torch_compat.any_autocast_enabled()

@@ -19,7 +19,14 @@ from aotgrad import native, torch_compat
 from aotgrad.ir import BackwardSegment, ChangedMemory, GraphHalf, SavingNodes
 from aotgrad.runtime.anomaly import find_nan, user_traceback
 from aotgrad.runtime.inner_values import InnerValues
-from aotgrad.runtime.recomputation import Gradients, HigherOrder
+from aotgrad.runtime.recomputation import (
+    NO_INNER_GRADIENTS,
+    Gradients,
+    HigherOrder,
+    InnerGradients,
+    Recomputation,
+    SavedValues,
+)
 from aotgrad.runtime.segments import memory_of
 from aotgrad.runtime.steps import Attach
 from aotgrad.runtime.variants import VariantCache, VariantKey
@@ -217,6 +224,21 @@ class Backward:
                 if not change.for_saved or self.nodes_run(key):
                     change.write(results, memory, tangents)
         return self.node_results(results)
+
+    def derivative(
+        self,
+        ctx: Any,
+        call: Recomputation,
+        saved: SavedValues,
+        tangents: Gradients,
+        wanted: Sequence[bool],
+        inner: InnerGradients = NO_INNER_GRADIENTS,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The results of the node `ctx`, differentiable if grad mode is on; see `HigherOrder`."""
+        gradients = self.higher_order(call, saved, tangents, wanted, inner)
+        if self.may_have_stand_ins:
+            self.inner.watch(ctx)
+        return (*self.no_gradients, *gradients)
 
     # -- which gradients are wanted
 

@@ -13,7 +13,6 @@ of the call itself arrives, too; and only if the values are so large that produc
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,35 +32,24 @@ class InnerValues:
 
     Attributes:
         find: finds them; there are none where gradients of gradients keep apart from the node.
-        is_watched: whether a derivative has been made of a call.
         found: the values; `None` as long as no call makes stand-ins.
         redirect: lets later calls make them; set with the function that makes the nodes.
-        resume: lets nodes run in C++ again.
     """
 
     find: Callable[[], Sequence[InnerValue]]
-    is_watched: bool = False
     found: Sequence[InnerValue] | None = None
     redirect: Callable[[], None] = field(default=lambda: None)
-    resume: Callable[[], None] = field(default=lambda: None)
 
     def watch(self, ctx: Any) -> None:
         """Note that a derivative was made of a call, so that a later backward of its node tells."""
-        if self.found is not None:
-            return
-        ctx.is_differentiated = True
-        if not self.is_watched:
-            self.is_watched, kind = True, type(ctx)
-            if (in_cpp := vars(kind).get("apply")) is not None:  # does not tell
-                self.resume = functools.partial(setattr, kind, "apply", in_cpp)
-                kind.apply = kind.in_python
+        if self.found is None:
+            ctx.is_differentiated = True
 
     def open(self, call: Recomputation) -> None:
         """Let later calls make stand-ins, if that would pay for this one."""
         if self.found is None:
             found = self.find()
             self.found = found if sum(value.count(call.primals) for value in found) >= MIN_ELEMENTS else ()
-            self.resume()
             if self.found:
                 self.redirect()
 

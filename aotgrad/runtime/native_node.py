@@ -5,8 +5,9 @@ In: the `Backward` of each segment. Out: what the emitted source calls `attach`;
     attach(backward, outputs, saved, recomputation, details, *inputs) -> outputs
 
 Each segment has a class of nodes, derived from that of `Segment`. If its backward does no more than run a graph, the class
-has a method `apply` in C++. This asks for the graph for the tangents that are there and the gradients that are wanted, once
-for each choice. It calls Python for what is unusual: see `Segment.backward`.
+has a method `apply` in C++. This asks what to run for the tangents that are there and the gradients that are wanted, once
+for each choice: a graph, or with `create_graph=True` a derivative. It calls Python for what is unusual: see
+`Segment.backward`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from typing import Any
 from aotgrad import native, torch_compat
 from aotgrad.runtime.autograd import Segment
 from aotgrad.runtime.backward import NO_GRADIENTS, Backward
+from aotgrad.runtime.recomputation import Gradients, Recomputation, SavedValues
 from aotgrad.runtime.saved_tensors import release
-from aotgrad.runtime.variants import VARIANT_LIMIT
+from aotgrad.runtime.variants import VARIANT_LIMIT, VariantKey
 from aotgrad.slots import SavedSymInt, of_kind
 
 log = logging.getLogger("aotgrad.native")
@@ -48,7 +50,7 @@ def nodes_fit() -> bool:
 def class_of_nodes(backward: Backward) -> type:
     """The class of the nodes of one segment."""
     parent: Any = torch_compat.node_class(Segment)
-    attributes = {"backward": backward, "in_python": parent.apply, "__module__": parent.__module__}
+    attributes = {"backward": backward, "__module__": parent.__module__}
     if not backward.checks_or_writes:
         attributes["apply"] = usual_apply(backward, parent.apply)
     return type(parent.__name__, (parent,), attributes)
@@ -70,8 +72,8 @@ def usual_apply(backward: Backward, in_python: Callable) -> Callable:
     )
 
 
-class Graphs(dict[bytes, "tuple[Any, ...] | None"]):
-    """What C++ runs in a backward, by the tangents that are there and the gradients that are wanted; see `node.h`.
+class Graphs(dict[bytes, Any]):
+    """What C++ runs in a backward, by tangents that are there, gradients that are wanted, and grad mode; see `node.h`.
 
     `None` stands for a backward that Python runs.
     """
@@ -79,17 +81,23 @@ class Graphs(dict[bytes, "tuple[Any, ...] | None"]):
     def __init__(self, backward: Backward) -> None:
         self.backward = backward
 
-    def __missing__(self, flags: bytes) -> tuple[Any, ...] | None:
-        found = graph_for(self.backward, [flag == 1 for flag in flags])
+    def __missing__(self, flags: bytes) -> Any:
+        *choice, creates_graph = map(bool, flags)
+        found = (derivative_for if creates_graph else graph_for)(self.backward, choice)
         if len(self) < VARIANT_LIMIT:
             self[flags] = found
         return found
 
 
-def graph_for(backward: Backward, flags: Sequence[bool]) -> tuple[Any, ...] | None:
-    """What `Graphs` has for a key. The graph is compiled if it is missing."""
-    tangents, wanted = flags[: len(backward.layouts)], flags[len(backward.layouts) :]
-    key, variants = backward.key_of(tangents, backward.all_of_groups(wanted)), backward.variants
+def key_of_choice(backward: Backward, choice: Sequence[bool]) -> VariantKey:
+    """The key of a variant, from whether each tangent is there and each gradient is wanted."""
+    tangents, wanted = choice[: len(backward.layouts)], choice[len(backward.layouts) :]
+    return backward.key_of(tangents, backward.all_of_groups(wanted))
+
+
+def graph_for(backward: Backward, choice: Sequence[bool]) -> tuple[Any, ...] | None:
+    """What runs a variant. Its graph is compiled if it is missing."""
+    key, variants = key_of_choice(backward, choice), backward.variants
     ran = frozenset((key,))
     if key is backward.full and backward.frees_all:
         chooses = bool(variants.overwritable_positions)
@@ -97,3 +105,13 @@ def graph_for(backward: Backward, flags: Sequence[bool]) -> tuple[Any, ...] | No
     variant = variants.get(key)
     later = functools.partial(release, key=key) if backward.saved_needed_later(ran) else None
     return None if variant.undefined is not None else (variant.run, False, variant.inputs, ran, later)
+
+
+def derivative_for(backward: Backward, choice: Sequence[bool]) -> Callable[..., tuple[Any, ...]]:
+    """What computes gradients that are differentiable."""
+    wanted = key_of_choice(backward, choice).gradients
+
+    def run(node: Any, call: Recomputation, saved: Gradients, tangents: Gradients) -> tuple[Any, ...]:
+        return backward.derivative(node, call, SavedValues(backward.saved_slots, saved), tangents, wanted)
+
+    return run

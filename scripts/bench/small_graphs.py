@@ -3,32 +3,43 @@
     python scripts/bench/small_graphs.py
     python scripts/bench/small_graphs.py --ops 1 2 3 --markdown small_graphs.md
     python scripts/bench/small_graphs.py --ops --lone --threads 2
+    python scripts/bench/small_graphs.py --ops --peer
 
 A function of a few ops goes through `torch.compile(backend="aotgrad")` twice: compiled by Inductor (`min_graph_ops=0`), and
 left alone, so that Dynamo's graph runs eagerly. Both include Dynamo's guards, in one process and in turns. Ratios are left
 alone over compiled: above 1, compiling saves time. The last column is the cost of the compilation, with cold caches.
 
 --lone measures functions of one op by kind: the basis of `aotgrad/backends/lone_ops.py`.
+
+--peer measures them beside `torch.compile(backend="inductor")`: aotgrad with its defaults, over the peer. The floor is the
+faster one of the op in eager and the compiled graphs alone, without guards, autograd and Python.
 """
 
 import argparse
 import functools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from small_models import GraphCalls
 from tabulate import tabulate
 from timing import add_threads, environment, median_seconds
 from torch import Tensor
 from torch._inductor.utils import fresh_cache
 from torch.nn import functional
 
+import aotgrad
+from aotgrad.backends import get
+
 Function = Callable[[Tensor, Tensor], Tensor]
 
 SIZES = (64, 16_384, 1_048_576)
 SIZES_OF_LONE = (4_096, 65_536, 4_194_304)
+SIZES_WITH_PEER = (65_536, 4_194_304)
 ROW = 64
 ALONE, COMPILED = 1024, 0
 CHAIN: tuple[Callable[..., Tensor], ...] = (
@@ -126,6 +137,50 @@ def cells(function: Function, size: int, run: Callable) -> tuple[list[str], floa
     return [*(f"{value:.1f}" for value in microseconds), f"{microseconds[0] / microseconds[1]:.2f}"], cold
 
 
+def gradients(function: Function, inputs: tuple[Tensor, Tensor], tangents: dict[torch.Size, Tensor]) -> None:
+    """A forward and its backward, which accumulates nothing."""
+    result = function(*inputs)
+    tangent = tangents.setdefault(result.shape, torch.ones_like(result))
+    torch.autograd.grad(result, inputs, tangent, allow_unused=True)
+
+
+def graphs_alone(function: Function, run: Callable[[Function], None]) -> Callable[[], None]:
+    """The compiled graphs of a call."""
+    graphs = GraphCalls(get("inductor"))
+    call = aotgrad.aot_function(function, graphs, options={"min_graph_ops": COMPILED})
+    for _ in range(2):
+        graphs.calls.clear()
+        run(call)
+    return graphs.replay
+
+
+def beside_peer(function: Function, run: Callable[[Function], None]) -> list[str]:
+    """The peer's time, and over it aotgrad's and the floor."""
+    torch._dynamo.reset()
+    candidates: dict[str, Callable[[], Any]] = {"eager": partial(run, function)}
+    with fresh_cache():
+        for backend in ("inductor", "aotgrad"):
+            candidates[backend] = partial(run, torch.compile(function, backend=backend, fullgraph=True, dynamic=False))
+            candidates[backend]()
+        candidates["graphs"] = graphs_alone(function, run)
+        seconds = median_seconds(candidates)
+    peer, floor = seconds["inductor"], min(seconds["eager"], seconds["graphs"])
+    return [f"{peer * 1e6:.1f}", *(f"{time / peer:.2f}" for time in (seconds["aotgrad"], floor))]
+
+
+def table_with_peer(sizes: Sequence[int]) -> str:
+    rows = []
+    for size in sizes:
+        for name, function in LONE.items():
+            inputs = torch.randn(size, requires_grad=True), torch.randn(size, requires_grad=True)
+            ways = partial(forward, inputs=inputs), partial(gradients, inputs=inputs, tangents={})
+            rows.append([f"{name}, {size} elements", *(text for way in ways for text in beside_peer(function, way))])
+            print("  ".join(rows[-1]), file=sys.stderr, flush=True)
+    columns = ["Inductor (µs)", "aotgrad", "floor"]
+    headers = ["", *(f"forward, {columns[0]}", *columns[1:]), *(f"with backward, {columns[0]}", *columns[1:])]
+    return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 6))
+
+
 def chains(counts: list[int]) -> dict[str, Function]:
     return {"1 matrix product": product, **{f"{count} pointwise": chain(count) for count in counts}}
 
@@ -137,26 +192,27 @@ def table(functions: dict[str, Function], sizes: Sequence[int]) -> str:
             inference, _ = cells(function, size, forward)
             training, cold = cells(function, size, train)
             rows.append([f"{name}, {size} elements", *inference, *training, f"{cold:.1f}"])
-            print("  ".join(rows[-1]), flush=True)
+            print("  ".join(rows[-1]), file=sys.stderr, flush=True)
     headers = ["", "forward, alone (µs)", "compiled", "ratio", "with backward, alone", "compiled", "ratio", "compile (s)"]
     return tabulate(rows, headers, tablefmt="github", disable_numparse=True, colalign=("left", *["right"] * 7))
-
-
-def header() -> str:
-    return f"{environment()}; medians; ratio = left alone / compiled"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", nargs="*", type=int, default=[1, 2, 3, 4, 8], choices=range(1, len(CHAIN) + 1))
     parser.add_argument("--lone", action="store_true", help="one op of each kind")
+    parser.add_argument("--peer", action="store_true", help="one op of each kind, beside Inductor through torch.compile")
     add_threads(parser)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to a file, too")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     tables = [table(chains(arguments.ops), SIZES)] if arguments.ops else []
     tables += [table(LONE, SIZES_OF_LONE)] if arguments.lone else []
-    text = "\n\n".join((header(), *tables)) + "\n"
+    meanings = ["ratio = left alone / compiled"] if tables else []
+    if arguments.peer:
+        tables.append(table_with_peer(SIZES_WITH_PEER))
+        meanings.append("aotgrad and its floor over Inductor")
+    text = "\n\n".join((f"{environment()}; medians; {'; '.join(meanings)}", *tables)) + "\n"
     print(text)
     if arguments.markdown:
         arguments.markdown.write_text(text)

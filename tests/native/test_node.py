@@ -43,6 +43,7 @@ class Nodes(torch_compat.node_class(Scaled)):
     """Those of one segment."""
 
     kept = None
+    is_differentiated = False
 
 
 @pytest.fixture(params=["torch", "c++"])
@@ -178,8 +179,8 @@ def test_wrong_arguments_are_errors(library):
 # -- the method of a class of nodes
 
 
-USUAL = bytes([1, 1])
-"""The key of a backward with the only tangent, and of which the only gradient is wanted."""
+USUAL, DIFFERENTIABLE = bytes([1, 1, 0]), bytes([1, 1, 1])
+"""The keys of backwards with the only tangent, and of which the only gradient is wanted, without a graph and with one."""
 
 
 def method(library, graphs, kind=Nodes, layouts=(((2,), (1,)),), positions=(0,), sizes=0, tangents=1):
@@ -234,7 +235,7 @@ def test_each_choice_of_tangents_and_gradients_has_its_graph(library):
         return run, False, positions, "some", None
 
     seen, leaves = [], [torch.ones(2, requires_grad=True) for _ in range(2)]
-    graphs = {bytes([1, 1, 1, 1]): of(1, 2, 3), bytes([1, 0, 1, 0]): of(0, 2), bytes([0, 1, 0, 1]): of(1, 3)}
+    graphs = {bytes([1, 1, 1, 1, 0]): of(1, 2, 3), bytes([1, 0, 1, 0, 0]): of(0, 2), bytes([0, 1, 0, 1, 0]): of(1, 3)}
     attach = method(library, graphs, layouts=(((2,), (1,)),) * 2, positions=(0, 1), sizes=1, tangents=2)
     (first, second) = attach(*arguments(*leaves, outputs=(torch.ones(2), torch.ones(2)), details=((7,), None, (), ())))
     for results, inputs, expected in (
@@ -247,7 +248,7 @@ def test_each_choice_of_tangents_and_gradients_has_its_graph(library):
     assert seen == [[[3, 3], [1, 1], [1, 1]], [7, [1, 1]], [[3, 3], [1, 1]]]
     with pytest.raises(KeyError):
         torch.autograd.grad(second.sum(), leaves[:1], retain_graph=True)
-    graphs[bytes([0, 1, 1, 0])] = of(4)
+    graphs[bytes([0, 1, 1, 0, 0])] = of(4)
     with pytest.raises(IndexError, match="there is no tangent"):
         torch.autograd.grad(second.sum(), leaves[:1])
 
@@ -263,8 +264,86 @@ def test_a_node_may_have_layouts_of_its_own(library):
 
 def test_python_runs_a_key_without_graph(library):
     x = torch.ones(2, requires_grad=True)
-    (result,) = method(library, {USUAL: None})(*arguments(x))
+    (result,) = method(library, {USUAL: None, DIFFERENTIABLE: None})(*arguments(x))
+    for creates_graph in (True, False):
+        assert torch.autograd.grad(result.sum(), x, create_graph=creates_graph)[0].tolist() == [3, 3]
+
+
+class Derivative:
+    """A differentiable gradient, seven times the tangent, and what it was called with."""
+
+    def __init__(self):
+        self.calls = []
+
+    def __call__(self, node, call, saved, tangents):
+        assert torch.is_grad_enabled()
+        self.calls.append((node, call, [each.tolist() for each in saved], [each.tolist() for each in tangents]))
+        return (*(None,) * LEADING, tangents[0] * 7)
+
+
+def test_a_derivative_gets_what_the_node_has_saved(library):
+    x, derivative = torch.ones(2, requires_grad=True), Derivative()
+    (result,) = method(library, {DIFFERENTIABLE: derivative, USUAL: None})(*arguments(x))
+    tangent = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        (gradient,) = torch.autograd.grad(result, x, tangent, create_graph=True)
+        assert torch.autograd.grad(gradient.sum(), tangent)[0].tolist() == [7, 7]
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.autograd.grad(result, x, tangent, create_graph=True)
+    assert derivative.calls == [(result.grad_fn, "rerun", [[3, 3]], [[1, 1]])] * 3
     assert torch.autograd.grad(result.sum(), x)[0].tolist() == [3, 3]
+
+
+def packed(node):
+    node._raw_saved_tensors[0].register_hooks(lambda value: value, lambda value: value)
+
+
+def changed(node):
+    node.saved_tensors[0].add_(1)
+
+
+def freed(node):
+    node.maybe_clear_saved_tensors()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"), [(packed, None), (changed, "modified by an inplace"), (freed, "a second time"), (None, None)]
+)
+def test_python_runs_derivatives_of_nodes_that_miss_something(library, change, error):
+    x, derivative = torch.ones(2, requires_grad=True), Derivative()
+    (result,) = method(library, {DIFFERENTIABLE: derivative})(*arguments(x))
+    if change is None:
+        result.grad_fn.recomputation = None
+    elif change is freed:  # while a backward runs, as a node frees what it has saved
+        result.register_hook(lambda _: freed(result.grad_fn))
+    else:
+        change(result.grad_fn)
+    how = {"create_graph": True, "retain_graph": change is not freed}
+    if error is None:
+        assert torch.autograd.grad(result.sum(), x, **how)[0].tolist() == [3, 3]
+    else:
+        with pytest.raises(RuntimeError, match=error):
+            torch.autograd.grad(result.sum(), x, **how)
+    assert not derivative.calls
+
+
+def test_python_runs_what_a_derivative_was_made_of(library):
+    """It decides what later calls keep for such losses."""
+    x = torch.ones(2, requires_grad=True)
+    (result,) = method(library, double)(*arguments(x))
+    result.grad_fn.is_differentiated = True
+    assert torch.autograd.grad(result.sum(), x)[0].tolist() == [3, 3]
+
+
+def test_an_error_in_a_derivative_is_that_of_the_backward(library):
+    def fail(*_):
+        raise ZeroDivisionError("in the derivative")
+
+    x = torch.ones(2, requires_grad=True)
+    for derivative in (fail, lambda *_: 3, lambda *_: ()):
+        (result,) = method(library, {DIFFERENTIABLE: derivative})(*arguments(x))
+        with pytest.raises((ZeroDivisionError, TypeError, RuntimeError)):
+            torch.autograd.grad(result.sum(), x, create_graph=True)
 
 
 def test_python_frees_what_other_backwards_do_not_need(library):
