@@ -5,10 +5,11 @@
     x.amax(1)                         with backward, which eager computes in four passes, twice as fast
     x.sin(), x / y                    large only: up to 1.3 times as fast, with backward 1.2 to 1.6 times
     x.maximum(y), x.atan2(y)          large only: as fast, with backward up to 4 times as fast
+    x.tanh(), x.exp()                 large only, where eager's library is slow: 1.6 to 2.9 times as fast
 
 A call costs more, and compilation takes seconds, so small tensors are left alone. So are all other ops: Inductor leaves
-products, sorts and scans to eager's kernels, gains nothing for a sum of two tensors, and is slower for `tanh` and `exp`.
-An op that Inductor takes apart, such as `softmax`, is several ops.
+products, sorts and scans to eager's kernels, gains nothing for a sum of two tensors, and is slower for `tanh` and `exp` on a
+processor that eager's library, MKL, is made for. An op that Inductor takes apart, such as `softmax`, is several ops.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ LEAST_ELEMENTS = {
 }
 """The number of elements from which on an op gains."""
 
+OF_MATH_LIBRARY = frozenset({"aten.erf", "aten.exp", "aten.expm1", "aten.log", "aten.tan", "aten.tanh"})
+"""The ops that gain from `LARGE` elements on where the library by which eager computes them is slow."""
+
 
 def reason_to_leave(node: fx.Node) -> str | None:
     """Why an op is not worth compiling by itself. Symbolic sizes count as what they were in the call."""
@@ -45,11 +49,17 @@ def reason_to_leave(node: fx.Node) -> str | None:
         return f"{name} alone gains nothing on this device"
     if any(map(torch_compat.has_unknown_sizes, tensors)):
         return f"{name} alone has an unknown number of elements"
-    least = MOVED if op_table.reads_indirectly(node.target) or changes_layout(node) else LEAST_ELEMENTS.get(name)
+    least = MOVED if op_table.reads_indirectly(node.target) or changes_layout(node) else least_elements(name)
     if least is None:
         return f"Inductor makes {name} alone no faster"
     elements = max((math.prod(torch_compat.hints(value.size())) for value in tensors), default=0)
     return None if elements >= least else f"Inductor makes {name} alone faster from {least} elements on, not {elements}"
+
+
+def least_elements(name: str) -> int | None:
+    """The number of elements from which on an op gains that does not move elements; `None` if it never does."""
+    is_slow = name in OF_MATH_LIBRARY and torch_compat.math_library_is_slow()
+    return LARGE if is_slow else LEAST_ELEMENTS.get(name)
 
 
 def changes_layout(node: fx.Node) -> bool:

@@ -284,6 +284,7 @@ from aotgrad.torch_compat.global_state import (
     GlobalState,
     OpSettings,
     global_settings,
+    math_library_is_slow,
     named_settings,
     ops_are_observed,
     torch_build,

@@ -250,10 +250,17 @@ def _build() -> tuple[str, ...]:
     return (*build, platform.machine(), platform.python_version(), *_processor())
 
 
+@functools.cache
 def _processor() -> list[str]:
     """The processor's features, as far as the system tells them."""
+    told = ("flags", "Features", "model name", "vendor_id")
     try:
         with open("/proc/cpuinfo") as file:
-            return sorted({line.strip() for line in file if line.startswith(("flags", "Features", "model name"))})
+            return sorted({line.strip() for line in file if line.startswith(told)})
     except OSError:
         return [platform.processor()]
+
+
+def math_library_is_slow() -> bool:
+    """Whether eager computes functions such as `tanh` by MKL on a processor of AMD's, for which it is not made."""
+    return torch.backends.mkl.is_available() and any("AMD" in line for line in _processor())

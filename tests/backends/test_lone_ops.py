@@ -10,6 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import aotgrad
+from aotgrad import torch_compat
 from aotgrad.backends.lone_ops import LARGE, MOVED, reason_to_leave
 
 aten = torch.ops.aten
@@ -54,7 +55,7 @@ def test_from_how_many_elements_on(function, smallest):
         pytest.param(lambda x: x.view(-1, 64).cumsum(1), id="scan"),
         pytest.param(lambda x: x.view(-1, 64).sort(1)[0], id="sort"),
         pytest.param(torch.rand_like, id="random"),
-        pytest.param(torch.tanh, id="pointwise"),
+        pytest.param(torch.sigmoid, id="pointwise"),
         pytest.param(lambda x: x.view(-1, 64).sum(0), id="reduction"),
     ],
 )
@@ -63,17 +64,27 @@ def test_what_eager_does_as_well(function):
     assert reason is not None and reason.endswith(" alone no faster")
 
 
+@pytest.mark.parametrize("function", [torch.tanh, torch.exp, torch.special.expm1, torch.erf, torch.log, torch.tan])
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_functions_of_a_math_library_depend_on_the_processor(function, is_slow, monkeypatch):
+    monkeypatch.setattr(torch_compat, "math_library_is_slow", lambda: is_slow)
+    for elements in (LARGE, LARGE - 64):
+        reason = why_left(function, elements)
+        assert (reason is None) is (is_slow and elements == LARGE)
+        assert reason is None or ("from 4194304 elements on" in reason) is is_slow
+
+
 def test_a_copy_in_the_same_layout_moves_nothing():
     assert why_left(torch.clone, MOVED) == "Inductor makes aten.clone alone no faster"
 
 
 def test_an_explanation_says_why_an_op_runs_eagerly():
-    small, other = (aotgrad.explain(each, backend="inductor")(torch.ones(4)).note for each in (torch.sin, torch.tanh))
+    small, other = (aotgrad.explain(each, backend="inductor")(torch.ones(4)).note for each in (torch.sin, torch.sigmoid))
     assert small == (
         "1 op computes something, min_graph_ops is 2; Inductor makes aten.sin alone faster from 4194304 elements on, not 4: "
         "the original function runs eagerly"
     )
-    assert other is not None and "Inductor makes aten.tanh alone no faster" in other
+    assert other is not None and "Inductor makes aten.sigmoid alone no faster" in other
     assert aotgrad.explain(torch.sin, backend="inductor")(torch.empty(LARGE)).note is None
 
 

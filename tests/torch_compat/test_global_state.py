@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from aotgrad import torch_compat as compat
+from aotgrad.torch_compat import global_state
 
 
 @contextlib.contextmanager
@@ -83,6 +84,14 @@ def test_global_settings_are_those_of_now():
     with torch.autocast("cpu", torch.float16):
         assert compat.global_settings() != before
     assert eval(repr(before)) == before, "plain values"
+
+
+@pytest.mark.parametrize(("vendor", "is_slow"), [("vendor_id\t: AuthenticAMD", True), ("vendor_id\t: GenuineIntel", False)])
+def test_a_math_library_is_slow_on_processors_that_it_is_not_made_for(vendor, is_slow, monkeypatch):
+    monkeypatch.setattr(global_state, "_processor", lambda: ["flags\t: fpu amd_ppin", vendor])
+    for is_there in (True, False):
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: is_there)  # noqa: B023
+        assert compat.math_library_is_slow() is (is_slow and is_there)
 
 
 def test_the_build_of_torch():
