@@ -37,7 +37,7 @@ LEAST_ELEMENTS = {
 """The number of elements from which on an op gains."""
 
 OF_MATH_LIBRARY = frozenset({"aten.erf", "aten.exp", "aten.expm1", "aten.log", "aten.tan", "aten.tanh"})
-"""The ops that gain from `LARGE` elements on where the library by which eager computes them is slow."""
+"""The ops that gain from `LARGE` elements on where the library by which eager computes them in float32 is slow."""
 
 
 def reason_to_leave(node: fx.Node) -> str | None:
@@ -49,17 +49,17 @@ def reason_to_leave(node: fx.Node) -> str | None:
         return f"{name} alone gains nothing on this device"
     if any(map(torch_compat.has_unknown_sizes, tensors)):
         return f"{name} alone has an unknown number of elements"
-    least = MOVED if op_table.reads_indirectly(node.target) or changes_layout(node) else least_elements(name)
+    least = MOVED if op_table.reads_indirectly(node.target) or changes_layout(node) else least_elements(node, name)
     if least is None:
         return f"Inductor makes {name} alone no faster"
     elements = max((math.prod(torch_compat.hints(value.size())) for value in tensors), default=0)
     return None if elements >= least else f"Inductor makes {name} alone faster from {least} elements on, not {elements}"
 
 
-def least_elements(name: str) -> int | None:
+def least_elements(node: fx.Node, name: str) -> int | None:
     """The number of elements from which on an op gains that does not move elements; `None` if it never does."""
-    is_slow = name in OF_MATH_LIBRARY and torch_compat.math_library_is_slow()
-    return LARGE if is_slow else LEAST_ELEMENTS.get(name)
+    uses_library = name in OF_MATH_LIBRARY and node.meta["val"].dtype is torch.float32
+    return LARGE if uses_library and torch_compat.math_library_is_slow() else LEAST_ELEMENTS.get(name)
 
 
 def changes_layout(node: fx.Node) -> bool:

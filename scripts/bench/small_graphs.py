@@ -160,21 +160,20 @@ def beside_peer(function: Function, run: Callable[[Function], None]) -> list[str
     torch._dynamo.reset()
     candidates: dict[str, Callable[[], Any]] = {"eager": partial(run, function)}
     candidates["eager"]()  # makes constants, which no trace must make
-    with fresh_cache():
-        for backend in ("inductor", "aotgrad"):
-            candidates[backend] = partial(run, torch.compile(function, backend=backend, fullgraph=True, dynamic=False))
-            candidates[backend]()
-        candidates["graphs"] = graphs_alone(function, run)
-        seconds = median_seconds(candidates)
+    for backend in ("inductor", "aotgrad"):
+        candidates[backend] = partial(run, torch.compile(function, backend=backend, fullgraph=True, dynamic=False))
+        candidates[backend]()
+    candidates["graphs"] = graphs_alone(function, run)
+    seconds = median_seconds(candidates)
     peer, floor = seconds["inductor"], min(seconds["eager"], seconds["graphs"])
     return [f"{peer * 1e6:.1f}", *(f"{time / peer:.2f}" for time in (seconds["aotgrad"], floor))]
 
 
-def table_with_peer(size: int) -> str:
+def table_with_peer(functions: dict[str, Function], size: int) -> str:
     inputs = torch.randn(size, requires_grad=True), torch.randn(size, requires_grad=True)
     ways = partial(forward, inputs=inputs), partial(gradients, inputs=inputs, tangents={})
     rows = []
-    for name, function in LONE.items():
+    for name, function in functions.items():
         rows.append([name, *(text for way in ways for text in beside_peer(function, way))])
         print("  ".join(rows[-1]), file=sys.stderr, flush=True)
     columns = ["Inductor (µs)", "aotgrad", "floor"]
@@ -203,15 +202,17 @@ def main() -> None:
     parser.add_argument("--ops", nargs="*", type=int, default=[1, 2, 3, 4, 8], choices=range(1, len(CHAIN) + 1))
     parser.add_argument("--lone", action="store_true", help="one op of each kind")
     parser.add_argument("--peer", action="store_true", help="one op of each kind, beside Inductor through torch.compile")
+    parser.add_argument("--only", nargs="+", choices=LONE, default=list(LONE), help="these of one op")
     add_threads(parser)
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the table to a file, too")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    lone = {name: LONE[name] for name in arguments.only}
     tables = [table(chains(arguments.ops), SIZES)] if arguments.ops else []
-    tables += [table(LONE, SIZES_OF_LONE)] if arguments.lone else []
+    tables += [table(lone, SIZES_OF_LONE)] if arguments.lone else []
     meanings = ["ratio = left alone / compiled"] if tables else []
     if arguments.peer:
-        tables.append(table_with_peer(SIZE_WITH_PEER))
+        tables.append(table_with_peer(lone, SIZE_WITH_PEER))
         meanings.append("aotgrad and its floor over Inductor")
     text = "\n\n".join((f"{environment()}; medians; {'; '.join(meanings)}", *tables)) + "\n"
     print(text)

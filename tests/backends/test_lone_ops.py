@@ -72,6 +72,8 @@ def test_functions_of_a_math_library_depend_on_the_processor(function, is_slow, 
         reason = why_left(function, elements)
         assert (reason is None) is (is_slow and elements == LARGE)
         assert reason is None or ("from 4194304 elements on" in reason) is is_slow
+    reason = why_left(lambda x: function(x.bfloat16()), LARGE)
+    assert reason is not None and reason.endswith(" alone no faster")
 
 
 def test_a_copy_in_the_same_layout_moves_nothing():
