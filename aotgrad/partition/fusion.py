@@ -12,8 +12,12 @@ fly. It reads the *leaves* instead: the materialized values that the transparent
     transparent     k kernels read leaves in place of the value   k x (leaves - bytes), minus what its parents are charged
     both            work within kernels                           a share of the traffic of the op by itself, never nothing
 
+A kernel of the backward that reads a leaf in any case reads it once. A materialized value is computed by such a kernel, or
+by one that reads the value and need not load it then. A negative cost counts as a cost of saving the value.
+
 The kernels of the backward are not known before it is compiled. Two of its ops count as one kernel if they run over the
-same number of elements and have the same depth, which is the number of materialized steps before them.
+same number of elements and have the same depth, which is the number of materialized steps before them. A reduction over
+other dimensions than the last ones has a kernel of its own, which computes its transparent arguments again.
 """
 
 from __future__ import annotations
@@ -37,6 +41,9 @@ class Kind(Enum):
     FREE = "an item of a tuple, a number: no kernel"
 
 
+FUSED = (Kind.POINTWISE, Kind.REDUCTION)
+
+
 @dataclass(frozen=True)
 class Op:
     """One op and its result.
@@ -49,6 +56,7 @@ class Op:
         elements: the number that its kernel runs over.
         is_backward: whether it depends on values that only the backward has.
         is_returned: whether its result is one of the graph's.
+        is_across: whether it reduces other dimensions than the last ones. Its kernel loops in an order of its own.
     """
 
     kind: Kind
@@ -58,6 +66,16 @@ class Op:
     elements: int
     is_backward: bool
     is_returned: bool
+    is_across: bool = False
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What ops of one kernel have in common."""
+
+    depth: int
+    elements: int
+    is_across: bool
 
 
 @dataclass(frozen=True)
@@ -73,13 +91,20 @@ def traffic_of_each(ops: Sequence[Op]) -> list[Traffic]:
     users = _users(ops)
     kernels = _kernels(ops)
     materialized = _materialized(ops, users, kernels)
+    direct = _reading_kernels(ops, users, kernels, materialized, recomputed=False)
     readers = _reading_kernels(ops, users, kernels, materialized)
-    rerun = _rerun(ops, materialized, readers)
+    alone = [_is_read_alone(ops, each) for each in users]
+    rerun = _rerun(ops, materialized, readers, direct, alone)
     written = _written_anyway(ops, users)
     return [
-        Traffic(recomputed, 0 if is_written else op.bytes)
-        for op, recomputed, is_written in zip(ops, rerun, written, strict=True)
+        Traffic(rerun=_share(op) + max(0, again), saving=(0 if is_written else op.bytes) + max(0, -again))
+        for op, again, is_written in zip(ops, rerun, written, strict=True)
     ]
+
+
+def _share(op: Op) -> int:
+    """What work within a kernel costs."""
+    return 0 if op.kind is Kind.FREE else max(1, op.alone // SHARE_WITHIN_KERNELS)
 
 
 def _users(ops: Sequence[Op]) -> list[list[int]]:
@@ -90,22 +115,22 @@ def _users(ops: Sequence[Op]) -> list[list[int]]:
     return users
 
 
-def _kernels(ops: Sequence[Op]) -> list[tuple[int, int]]:
-    """(depth, elements) of each op's kernel."""
+def _kernels(ops: Sequence[Op]) -> list[Kernel]:
     depths: list[int] = []
     for op in ops:
         depth = max((depths[read] + (ops[read].kind is Kind.ALONE) for read in op.reads), default=0)
         depths.append(depth)
-    return [(depth, op.elements) for depth, op in zip(depths, ops, strict=True)]
+    return [Kernel(depth, op.elements, op.is_across) for depth, op in zip(depths, ops, strict=True)]
 
 
-def _materialized(ops: Sequence[Op], users: Sequence[Sequence[int]], kernels: Sequence[tuple[int, int]]) -> list[bool]:
-    """Whether each value is written to memory when it is recomputed; only its use in the backward counts.
+def _materialized(ops: Sequence[Op], users: Sequence[Sequence[int]], kernels: Sequence[Kernel]) -> list[bool]:
+    """Whether each value is written to memory when the backward computes it; only its use in the backward counts.
 
     A value that reads too many tensors is not written if all of its readers are in one kernel.
     """
     stored = [
-        op.kind in (Kind.ALONE, Kind.REDUCTION, Kind.FREE) or _is_read_alone(ops, users[k]) for k, op in enumerate(ops)
+        op.kind is not Kind.POINTWISE or _is_read_alone(ops, users[k]) or (op.is_backward and op.is_returned)
+        for k, op in enumerate(ops)
     ]
     readers = _reading_kernels(ops, users, kernels, stored)
     leaf_count: list[int] = []
@@ -118,46 +143,87 @@ def _materialized(ops: Sequence[Op], users: Sequence[Sequence[int]], kernels: Se
 
 
 def _is_read_alone(ops: Sequence[Op], users: Sequence[int]) -> bool:
-    """Whether an op of the backward that shares no kernel reads a value."""
-    return any(ops[user].is_backward and ops[user].kind is Kind.ALONE for user in users)
+    """Whether an op of the backward that shares no kernel reads a value, or only such ops do."""
+    alone = [user for user in users if ops[user].kind is Kind.ALONE]
+    return any(ops[user].is_backward for user in alone) or len(alone) == len(users)
 
 
 def _reading_kernels(
     ops: Sequence[Op],
     users: Sequence[Sequence[int]],
-    kernels: Sequence[tuple[int, int]],
+    kernels: Sequence[Kernel],
     materialized: Sequence[bool],
-) -> list[set[tuple[int, int]]]:
-    """The backward's kernels that read each value, directly or through recomputed transparent values."""
-    readers: list[set[tuple[int, int]]] = [set() for _ in ops]
+    recomputed: bool = True,
+) -> list[set[Kernel]]:
+    """The backward's fused kernels that read each value, through transparent values of the backward and recomputed ones."""
+    readers: list[set[Kernel]] = [set() for _ in ops]
     for number in range(len(ops) - 1, -1, -1):
         for user in users[number]:
-            if ops[user].is_backward:
-                readers[number].add(kernels[user])
-            elif not materialized[user]:
+            op = ops[user]
+            if not materialized[user] and (op.is_backward or recomputed):
                 readers[number] |= readers[user]
+            elif op.is_backward and op.kind in FUSED:
+                readers[number].add(kernels[user])
     return readers
 
 
-def _rerun(ops: Sequence[Op], materialized: Sequence[bool], readers: Sequence[set[tuple[int, int]]]) -> list[int]:
+def _rerun(
+    ops: Sequence[Op],
+    materialized: Sequence[bool],
+    readers: Sequence[set[Kernel]],
+    direct: Sequence[set[Kernel]],
+    alone: Sequence[bool],
+) -> list[int]:
     """The cost of recomputing each op. A value that costs less to write once than in each kernel is a leaf, too."""
     rerun: list[int] = []
     charged: list[int] = []
     made_of: list[tuple[frozenset[int], int]] = []  # what a kernel reads to compute the value, and its bytes
     for number, op in enumerate(ops):
+        if op.is_backward or op.kind is Kind.FREE:
+            rerun.append(0)
+            charged.append(0)
+            made_of.append((frozenset({number}), op.bytes))
+            continue
         parts = [made_of[read] for read in op.reads]
         known, known_bytes = max(parts, key=lambda part: len(part[0]), default=(frozenset(), 0))
         leaves = known.union(*(part for part, _ in parts))
         leaf_bytes = known_bytes + sum(ops[leaf].bytes for leaf in leaves - known)
         parents = sum(charged[read] for read in op.reads)
-        inlined = max(0, len(readers[number]) * max(0, leaf_bytes - op.bytes) - parents)
-        stored = op.alone if op.kind is Kind.ALONE else leaf_bytes + op.bytes
+        overlap = _Overlap(ops, leaves, direct)
+        more = {kernel: leaf_bytes - overlap.of(kernel) - op.bytes for kernel in readers[number]}
+        total = sum(bytes if kernel in direct[number] else max(0, bytes) for kernel, bytes in more.items())
+        inlined = max(total - parents, min(0, total))
+        stored = leaf_bytes + op.bytes - overlap.most(op, readers[number], alone[number])
+        stored = op.alone if op.kind is Kind.ALONE else stored
         is_written = materialized[number] or stored < inlined or len(leaves) > MOST_LEAVES
         chosen = stored if is_written else inlined
-        charged.append(0 if is_written else chosen + parents)
+        charged.append(0 if is_written else max(0, chosen) + parents)
         made_of.append((frozenset({number}), op.bytes) if is_written else (leaves, leaf_bytes))
-        rerun.append(0 if op.kind is Kind.FREE else chosen + max(1, op.alone // SHARE_WITHIN_KERNELS))
+        rerun.append(chosen)
     return rerun
+
+
+@dataclass(frozen=True)
+class _Overlap:
+    """The bytes among `leaves` that kernels of the backward read in any case."""
+
+    ops: Sequence[Op]
+    leaves: frozenset[int]
+    direct: Sequence[set[Kernel]]
+
+    def of(self, kernel: Kernel) -> int:
+        return sum(self.ops[leaf].bytes for leaf in self.leaves if kernel in self.direct[leaf])
+
+    def most(self, op: Op, readers: set[Kernel], is_read_alone: bool) -> int:
+        """What is not moved if the best kernel of the backward computes the value of `op`, and writes it for others."""
+        if op.is_across:
+            return 0
+        hosts = readers.union(*(self.direct[leaf] for leaf in self.leaves))
+        fitting = [host for host in hosts if host.elements == op.elements and not host.is_across]
+        spared = {
+            host: op.bytes * (host in readers) + op.bytes * (not is_read_alone and readers == {host}) for host in fitting
+        }
+        return max((self.of(host) + spared[host] for host in fitting), default=0)
 
 
 def _written_anyway(ops: Sequence[Op], users: Sequence[Sequence[int]]) -> list[bool]:

@@ -224,6 +224,7 @@ def _op(analysis: JointAnalysis, node: fx.Node, number: dict[fx.Node, int], is_r
         elements=_elements(node),
         is_backward=is_backward,
         is_returned=is_returned,
+        is_across=_is_across(node),
     )
 
 
@@ -244,3 +245,16 @@ def _elements(node: fx.Node) -> int:
     of = node.all_input_nodes if node.op == "call_function" and op_table.is_reduction(node.target) else [node]
     counts = [costs.dense_bytes(t) // t.element_size() for arg in of for t in costs.tensors_of(arg)]
     return max(counts, default=0)
+
+
+def _is_across(node: fx.Node) -> bool:
+    """Whether the node reduces other dimensions than the last ones."""
+    if node.op != "call_function" or not op_table.is_reduction(node.target):
+        return False
+    source = costs.tensors_of(node.all_input_nodes[0])[0]
+    given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    dims = [given] if isinstance(given, int) else given
+    if not isinstance(dims, (list, tuple)) or not dims or not source.dim():
+        return False
+    reduced = {dim % source.dim() for dim in dims}
+    return min(reduced) < source.dim() - len(reduced)
