@@ -12,6 +12,7 @@ import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch.fx as fx
 
@@ -252,7 +253,7 @@ def _is_across(node: fx.Node) -> bool:
     if node.op != "call_function" or not op_table.is_reduction(node.target):
         return False
     source = costs.tensors_of(node.all_input_nodes[0])[0]
-    given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    given: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     dims = [given] if isinstance(given, int) else given
     if not isinstance(dims, (list, tuple)) or not dims or not source.dim():
         return False
