@@ -77,8 +77,8 @@ def aot_function(
     Args:
         fn: takes and returns pytrees of tensors; other leaves are constants of the plan. A module with parameters or buffers
             is compiled as by `aot_module`.
-        fw_compiler: `(fx.GraphModule, example_inputs) -> callable` for the forward graph; or a backend for all graphs, by
-            its name (`"inductor"`) or itself.
+        fw_compiler: `(fx.GraphModule, example_inputs) -> callable` for the forward graph; or a backend for all graphs: its
+            name (`"inductor"`) or the backend itself.
         bw_compiler: the same for the backward graph; `fw_compiler` if `None`.
         partition_fn: splits the joint graph, `(joint_module, joint_inputs, *, num_fwd_outputs) -> (forward, backward)`.
         decompositions: op overload -> function, applied while tracing.
@@ -144,7 +144,8 @@ def users_backend(
     inference_compiler: GraphCompiler | None,
     decompositions: Mapping[Any, Callable] | None,
 ) -> PartitionCompiler:
-    """A backend by name or itself, or a backend of a user's compilers, whose results are not stored on disk.
+    """The backend that is given, by name or itself; or a backend of a user's compilers, whose results are not stored on
+    disk.
 
     Raises:
         BackendError: there is no backend of that name, or there are other compilers or decompositions beside it.
@@ -346,7 +347,7 @@ class FlatModule:
         args: example inputs.
         gradients: the forms of gradients that traces have found.
         layout: where the wrapper subclasses are among all inputs.
-        fakes: those of the wrapper subclasses, by position, if Dynamo has made some.
+        fakes: Dynamo's fakes of the wrapper subclasses, by position, if there are any.
         everything: the inputs, with parts in place of wrappers.
     """
 
@@ -395,7 +396,7 @@ class FlatModule:
         return Source(run_flat, self.distinct, dedupe.enter(hints))
 
     def after(self, error: OtherGradientForm | WrappedGradient) -> FlatModule:
-        """The module for another trace, with the form of a gradient that one has found.
+        """The module for another trace, with the form of a gradient that the last trace has found.
 
         Raises:
             OtherGradientForm: it was found before.
@@ -408,7 +409,7 @@ class FlatModule:
 
 
 def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, compiler: Compiler) -> FlatCallable:
-    """The compiled forward of a module, with guards that no frontend has."""
+    """The compiled forward of a module, with the guards that frontends lack."""
     distinct, layout = flat.distinct, flat.layout
     layout.expect_gradients(layout.wrappers)
     if layout.wrappers.needed and isinstance(executable, Executable):

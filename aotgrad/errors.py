@@ -1,4 +1,4 @@
-"""The exceptions that users see, and nothing else.
+"""The exceptions that users see, and two helpers for their messages.
 
 A message says what was done, what is supported, and what to do. The graph or plan in question is attached as a
 note (`add_note`, Python 3.11 and later), so the first line stays readable.
@@ -38,7 +38,7 @@ class UnsupportedMutationError(CaptureError):
 
 
 class BackendError(AOTGradError):
-    """A backend broke its contract: not callable, or a wrong number or kind of results."""
+    """There is no such backend, or it broke its contract: it is not callable, or has a wrong number or kind of results."""
 
 
 class PassError(AOTGradError):

@@ -145,7 +145,7 @@ class CallingConvention:
     """The inputs of the graph, and how they form the arguments of the function.
 
     `inputs`: those with a placeholder, then the members of synthetic bases. Argument k of the function is
-    `inputs[order[k]]`. `shared_versions`: groups of inputs with one version counter, where a write raises it.
+    `inputs[order[k]]`. `shared_versions`: groups of inputs that share one version counter which a write raises.
     """
 
     inputs: tuple[InputSpec, ...]
@@ -176,8 +176,8 @@ class CallingConvention:
 class InputState:
     """One functional input before the function ran, to compare with afterwards.
 
-    `grad_fn` of a view is the one of its base; its own, `history`, changes with every write to the base. `views` is the
-    number of views that functionalization has recorded: a view as another dtype is two.
+    For a view, `grad_fn` is the one of its base. Its own one, `history`, changes with every write to the base. `views` is
+    the number of views that functionalization has recorded: a view as another dtype is two.
     """
 
     version: int
@@ -213,7 +213,7 @@ class Capture:
 
     Attributes:
         primals: the live values of the placeholders; gradients are taken with respect to them.
-        arguments: what the function was called with, one per input: the primals, but non-leaf where the input is.
+        arguments: what the function was called with, one per input: the primals, but a non-leaf where the input is one.
         outputs: results of the function (the first `returned`), and views of them that later stages need.
         hooks: those that the function registered on arguments; each call registers them on the caller's tensors.
         joins: tensors whose gradients are those of an input; see `capture/gradient_aliases.py`.
@@ -433,8 +433,8 @@ class InputAliasInfo:
     def is_written(self) -> bool:
         """Whether autograd takes it as written: its data changes, or its version rises where autograd does not see it.
 
-        The second is so if a view of it has its size changed in place under `no_grad`. If the input is itself a view that
-        requires grad, eager recreates its history.
+        The second case occurs if the size of a view of it is changed in place under `no_grad`. If the input is itself a view
+        that requires grad, eager recreates its history.
         """
         only_version = self.version_bumps > 0 and self.mutation is MutationType.NONE
         return self.mutation.data or (only_version and self.hidden_from_autograd and self.requires_grad_after)
@@ -567,7 +567,7 @@ class ViewAndMutationMeta:
     """How the function changes its inputs, and what each of its outputs aliases.
 
     Attributes:
-        inputs: `None` for inputs that are not tensors, and for synthetic bases, whose members tell what happened.
+        inputs: `None` for inputs that are not tensors, and for synthetic bases, whose members have the information.
         outputs: one per user output.
         bases: the intermediate bases.
         grad_mode_after: the grad mode that the function left behind; `None` if it did not change it.
@@ -675,7 +675,7 @@ class BackwardSegment:
     a later segment; the gradient of a returned view passes through the view, outside of all graphs.
 
     Attributes:
-        gradients: in the order of the node's inputs, for which the engine runs the hooks of leaves as in eager.
+        gradients: in the order of the node's inputs. With this order, the engine runs the hooks of leaves as in eager.
         materialize: an undefined tangent beside a defined one is zeros, as for a custom function.
         saving: eager's nodes in it that save a value.
         changes: what its one node changes in place.
@@ -739,7 +739,7 @@ class JointGraph(SlotGraph):
         private_inputs: primals that the caller does not hold, so that nothing else writes to them.
         held_inputs: other primals that are alive anyway, so that saving them takes no memory.
         memory: the inputs, results and tangents that a backward changes in place.
-        effects: groups of autograd nodes that change memory, one segment each; a node is its age in the function.
+        effects: groups of autograd nodes that change memory, one segment each; a node is given by its age in the function.
         saved_in_eager: the inputs and results that own the memory of a value that eager saves.
         passages: how gradients pass through the wrapper subclasses among the results; each stands for all its parts.
         cut_forms: the forms of wrapper subclasses that pass between two segments.

@@ -1,4 +1,4 @@
-"""The options of one compilation, checked on construction. No other file reads the environment.
+"""The options of one compilation, checked on construction. No other file reads aotgrad's environment variables.
 
 >>> Options.from_mapping({"dynamic": True}).dynamic
 True
@@ -40,15 +40,15 @@ class Options:
             saved without a budget, or `None`. A smaller budget recomputes more in the backward. As with
             `torch.utils.checkpoint`, inputs and outputs must not be overwritten before the backward.
         memory_budget_of: what the budget limits: `"saved"` bytes, or the simulated `"peak"` of memory in forward and
-            backward, parameters and the arguments of the call not counted.
+            backward, without parameters and the arguments of the call.
         offload: `True`: saved values may wait in the memory of the host while the device computes; `memory_budget` limits
-            those that stay on the device. Bytes (`16_000_000_000` or `"16GB"`): so much memory of the host.
+            those that stay on the device. A number of bytes (`16_000_000_000` or `"16GB"`) limits this memory of the host.
         checkpoint_policies: for names of values (`aotgrad.checkpoint_name`): `"save"`, `"recompute"` or `"offload"`.
         collectives_first: start the backward's collectives as early as possible and wait for them as late as possible, so
             that they overlap with other work; their results are held longer.
-        flops_per_byte: how many floating point operations the device does while it moves a byte. It decides how much dearer
-            a product is to recompute than a sum. `"measured"`: measured on first use, in about 50 ms, and stored
-            (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a typical figure for the device and dtype.
+        flops_per_byte: how many floating point operations the device does while it moves a byte. It decides how much more
+            expensive it is to recompute a product than a sum. `"measured"`: measured on first use, in about 50 ms, and
+            stored (`AOTGRAD_CACHE_DIR`, `~/.cache/aotgrad`); `None`: a typical figure for the device and dtype.
         share_layers: compile equal layers once: the graph is cut into pieces, and equal pieces share their code. Compilation
             takes less time; ops of different layers do not fuse. Inductor's; not with CUDA graphs. `None`: with `train_step`
             only.
@@ -336,7 +336,7 @@ PEER_NAMES = {
     "enable_activation_offloading": "offload",
     "functionalize_rng_ops": "functionalize_rng",
 }
-"""Option names of `functorch.compile.config`; its budget of 1.0 is none."""
+"""Option names of `functorch.compile.config`, where a budget of 1.0 means no budget."""
 
 
 class Config:
@@ -405,7 +405,7 @@ def _option_name(name: str) -> str:
 
 
 def reject_parameters(function: str, given: Mapping[str, Any]) -> None:
-    """Reject parameters that the function has in `functorch.compile` only, unless they ask for nothing.
+    """Reject parameters that the function has only in `functorch.compile`, unless their value has no effect.
 
     Raises:
         OptionError: says what to use instead.

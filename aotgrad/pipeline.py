@@ -8,6 +8,9 @@
     backends    each graph -> a callable                                           backends/
     runtime     a schedule of steps around the callables -> one function           runtime/
 
+`compile` runs capture and analysis, `compile_traced` the joint graph and its passes, `lower` the partition and the backend,
+`assemble` the runtime. A `Compiler` may have another `lower`, such as one with a cache on disk.
+
 No stage imports another; this module is the only one that imports all of them.
 """
 
@@ -172,7 +175,7 @@ class Executable(Traced):
 
 @dataclass(frozen=True)
 class SmallGraph(Traced):
-    """A function that is not worth compiling, for a reason: the original runs instead.
+    """A function that is not worth compiling, and the reason. The original function runs instead.
 
     Attributes:
         ops: how many of its ops compute something.
@@ -211,7 +214,7 @@ class Source:
         function: called once, with fake functional tensors; returns a flat sequence.
         args: real (or fake) tensors and symbolic ints to trace for; they are not touched.
         hints: which arguments are parameters or buffers, which of their sizes are symbolic.
-        known: values that the function would compute and arguments hold already.
+        known: values that the function would compute, but that arguments already hold.
         values: answers what the function asks about the values of `args`.
         repeated: the inputs of an earlier trace that this one repeats; `args` and `hints` are empty then.
         islands: the functions that are not traced.
@@ -237,7 +240,7 @@ class Source:
         return mode, CallingConvention.plain(make_input_specs(mode, self.args, self.hints))
 
     def sharing(self, meta: ViewAndMutationMeta) -> MemorySharing | None:
-        """How arguments share memory with those that the function mutates; `None` where the inputs tell it already."""
+        """How arguments share memory with those that the function mutates; `None` if the inputs already describe it."""
         return None if self.repeated is not None else MemorySharing.of(self.args, meta.inputs)
 
     def without_assigned(self, capture: Capture) -> Capture:
@@ -258,15 +261,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Compiler:
-    """What functions are compiled with.
+    """The backend, the partition function and the options of a compilation.
 
     Attributes:
         backend: compiles graphs.
         partition_fn: splits joint graphs.
-        options: of the compilation.
+        options: the options of the compilation.
         lower: partitions a joint graph and compiles its forward; `None` stops at the joint graph.
         derive: makes the function that computes gradients of gradients, which compiles on its first call.
-        is_derivative: what is compiled are gradients, which others are computed from.
+        is_derivative: the function computes gradients, which may be differentiated again.
     """
 
     backend: PartitionCompiler
@@ -283,7 +286,7 @@ class Compiler:
 
     @property
     def min_graph_ops(self) -> int:
-        """The number of ops from which on a function is worth compiling."""
+        """The smallest number of ops for which a function is worth compiling."""
         return self.backend.min_graph_ops if self.options.min_graph_ops is None else self.options.min_graph_ops
 
     @property
@@ -331,7 +334,7 @@ Derive = Callable[[Source, TracedJoint, Compiler], HigherOrder]
 
 
 def compile(source: Source, compiler: Compiler) -> Stages:
-    """Compile a function, one stage after the other; what is returned has all of them.
+    """Compile a function, one stage after the other. The result holds the results of all stages.
 
     Returns:
         A `SmallGraph` if the function is not worth compiling, a `TracedJoint` if the compiler stops there.
@@ -383,13 +386,13 @@ def compile_traced(traced: Traced, source: Source, compiler: Compiler, observe: 
 
 
 def compile_early(backwards: Sequence[Backward]) -> None:
-    """Compile backwards up to their C++ kernels, whose compilers the first backward waits for."""
+    """Compile backwards, and start the compilers of their C++ kernels; the first backward waits for these compilers."""
     for backward in backwards:
         backward.variants.compile_early()
 
 
 def compile_guard(traced: TracedJoint, source: Source, compiler: Compiler) -> None:
-    """Compile what the guard of values computes for the graph, if ops are fused, or recomputed for their memory."""
+    """Compile what the guard of values computes for the graph, if the backend fuses ops or an option saves memory."""
     guard, options = traced.value_guard, compiler.options
     recomputes = options.memory_budget is not None or options.offload or options.checkpoint_policies
     if guard is None or source.values is None or not (compiler.backend.fuses or recomputes):
@@ -528,7 +531,7 @@ def compile_forward(
 def finish(
     compiled: Compiled, halves: Sequence[GraphHalf], compiler: Compiler, observe: Observer, names: GraphNames
 ) -> Compiled:
-    """A forward that the backend compiled, with all that each compilation of a backward does besides the backend.
+    """A forward that the backend compiled, with everything that happens around each compilation of a backward.
 
     `halves`: the forward half, and those of backwards.
     """
@@ -550,7 +553,7 @@ def half_passes(place: str, halves: Sequence[GraphHalf], of_user: Sequence[passe
 
 
 def most_in_flight(options: Options) -> int:
-    """The bytes of the device that values on their way to and from the host may take."""
+    """The most bytes of device memory for values that are being copied to or from the host."""
     budget = budget_of(options.memory_budget)
     return budget if isinstance(budget, int) else 2**30
 

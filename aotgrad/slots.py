@@ -9,9 +9,9 @@ defines and reads graph layouts; no other code counts positions or matches names
     joint graph      primals, tangents                   -> updated inputs, user outputs, intermediate bases, gradients
 
 A backward of several segments (`ir.BackwardSegment`) also has tangents of boundaries, and gradients of results and
-boundaries. Every backward may have gradients of returned views. Memory that a backward changes in place (`Memory`) is an
-input as the first tangents, and an output as gradients. With functionalized random numbers the forward takes the seed and
-the offset of each device on which it draws, and returns the next offset.
+boundaries. Every backward may have gradients of returned views. Memory that a backward changes in place (`Memory`) comes
+before the other tangents as an input, and among the gradients as an output. With functionalized random numbers the forward
+takes the seed and the offset of each device on which it draws, and returns the next offset.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class NextOffset:
 class GeneratorClone:
     """A clone of a device's default generator. A backward draws from it; a forward leaves it where `name` started to draw.
 
-    `name` is that of the saved state in whose place it is; see `aotgrad.backends.generator_inputs`.
+    `name` is the name of the saved state that it replaces; see `aotgrad.backends.generator_inputs`.
     """
 
     name: str

@@ -68,8 +68,8 @@ def analyze_outputs(
     """Classify every flat output.
 
     Args:
-        is_derivative: the outputs are gradients. One that shares its memory with no other is no view then, as those of a
-            first backward are none: a view of something hidden would cost an op and an autograd node.
+        is_derivative: the outputs are gradients. An output that shares its memory with no other output is then not a view,
+            as in a first backward. A view of a hidden tensor would cost an op and an autograd node.
 
     Raises:
         UnsupportedOutputError: an output is an object that no call can recreate.
@@ -446,13 +446,14 @@ def says_it_is_a_view(value: torch.Tensor) -> bool:
 
 
 def may_be_fresh(value: torch.Tensor) -> bool:
-    """Whether a view is the same tensor without its base: it has a history that can be differentiated, and plain values."""
+    """Whether a view may be returned as a fresh tensor: autograd can differentiate its history, and its values are plain."""
     has_own_history = value.grad_fn is not None or not value.requires_grad
     return has_own_history and not (value.is_conj() or value.is_neg() or is_inside_nested_tensor(value))
 
 
 def is_view_of_a_wrapper(value: torch.Tensor) -> bool:
-    """Whether an output is a plain view of a wrapper subclass, as a row of a nested tensor; no view of a part replays it."""
+    """Whether an output is a plain view of a wrapper subclass, such as a row of a nested tensor; no view of a part replays
+    it."""
     return value._base is not None and not torch_compat.any_functional([value._base])
 
 

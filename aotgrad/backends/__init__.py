@@ -2,7 +2,8 @@
 
 `kit.Backend` is the base class for authors of backends; `FunctionBackend` wraps any compiler of graphs. `registry` finds
 backends by name. `eager` runs a graph's own code, `interpreter` runs it op by op, `inductor` compiles it. `corrected` lists
-the corrections of Inductor; other modules prepare graphs. `pieces` runs a graph that `uncompiled` or `layers` has cut.
+the corrections of Inductor. `graph_values` describes inputs and outputs to an author. Most other modules prepare graphs for
+one of these; the first line of each says what it does. `pieces` runs a graph that `uncompiled` or `layers` has cut.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The interface of what compiles the halves of a partition, and what its implementations share.
+"""The interface of the compilers of a partition's halves, and what its implementations share.
 
 `kit.Backend` is the one for authors of backends; Inductor's is in `inductor`.
 """

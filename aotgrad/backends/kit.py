@@ -84,7 +84,7 @@ class Backend:
         return {}
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
-        """Entered around every call of `compile`, also that of a backward on a thread of autograd."""
+        """Entered around the calls of `compile` for one graph, also for a backward on a thread of autograd."""
         return contextlib.nullcontext()
 
     def cache_key(self) -> str | None:

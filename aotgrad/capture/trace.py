@@ -134,7 +134,7 @@ class Trace:
         return stack
 
     def begin_region(self, function: Callable, keeps_state: bool) -> tuple[Callable, Callable[[], None]]:
-        """Note the beginning of a region. Returns what reruns it, and a callback for its end."""
+        """Note the beginning of a region. Returns a function that reruns the region, and a callback for its end."""
         outer = self.recorder.region
         region = CheckpointedRegion.begin(function, keeps_state, next(self._regions) if outer is None else outer)
         stack = contextlib.ExitStack()

@@ -66,7 +66,8 @@ class ValueReads:
         self._prologue = Prologue(recorder, convention, self._arguments) if self.level else None
 
     def end_trace(self) -> None:
-        """Tell errors of passes and of the backend from the function's; passes may still ask for conditions."""
+        """End the trace: later errors come from passes or the backend, not from the function. Passes may still ask for
+        conditions."""
         self.is_over = True
 
     def guard(self) -> ValueGuard | None:
@@ -192,7 +193,7 @@ class ValueReads:
     def require_equal(self, numbers: Sequence[fx.Node]) -> list[list[fx.Node]]:
         """Group numbers of a training step that are equal in this call, which becomes a condition for other calls.
 
-        None is zero: `0.0` and `-0.0` are equal, and not the same.
+        Zeros are not grouped: `0.0` and `-0.0` are equal, but not the same number.
         """
         if self._prologue is None or not self.shared:
             return []

@@ -319,7 +319,7 @@ def uses_random_state(node: fx.Node) -> bool:
 
 
 def drawing_device(node: fx.Node) -> torch.device:
-    """The device whose default generator a random op draws from; the CPU's serves all devices that are no GPU."""
+    """The device whose default generator a random op draws from: the CPU for all devices that are not GPUs."""
     value = node.meta.get("val")
     value = value[1:] if isinstance(value, tuple) and node.target is torch_compat.draw_and_record else value
     found = (each.device for each in pytree.tree_leaves(value) if isinstance(each, torch.Tensor))

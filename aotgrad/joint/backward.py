@@ -303,7 +303,7 @@ def _with_effects(
 
 
 def _gradients_behind_effects(segmentation: Segmentation, found: FoundGradients, nodes: Iterable[Any]) -> list[Gradient]:
-    """The missing gradients behind `nodes`, which have effects: they also run if one of these gradients is wanted."""
+    """The missing gradients behind `nodes`. The nodes have effects, so they also run if one of these gradients is wanted."""
     there = {(gradient.segment or 0, gradient.of) for gradient, value in found.gradients.items() if value is not None}
     entered = {tangent.of for tangent in found.tangents}
     ends = {edge: to for edge, to in segmentation.targets.items() if isinstance(to, Primal) or to in entered}
@@ -354,7 +354,7 @@ def _find_gradients(
 def _other_cases(
     capture: Capture, outputs: Sequence[Result], segmentation: Segmentation, found: FoundGradients
 ) -> list[OtherCases]:
-    """The cases of custom functions that decide by which gradients arrive what they compute."""
+    """The cases of custom functions whose computation depends on which gradients arrive."""
     if not segmentation.deciding:
         return []
     entered = entered_edges(outputs, segmentation, found.tangents)
@@ -432,7 +432,7 @@ def note_when_they_run(
     segments: Sequence[BackwardSegment],
     edges: Mapping[Tangent, Edge],
 ) -> None:
-    """Note on each collective of the backward, and each wait, between what eager's autograd node lies."""
+    """Record, for each collective and each wait of the backward, which tangents and gradients eager's node lies between."""
     tangents, gradients = masks_of_nodes(segmentation, segments, edges) if collectives else ({}, {})
     for node, ops in collectives.items():
         segment = segments[segmentation.segment_of[node]]
@@ -698,7 +698,8 @@ def _add_tangent(trace: OpenTrace, position: int, result: Result) -> torch.Tenso
 def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> None:
     """Raise for leaves that are no inputs: they would silently get no gradient.
 
-    Nobody sees the gradient of one that was made inside and dies there, such as a wrapper subclass made of its parts.
+    A leaf that was made inside and dies there is allowed, such as a wrapper subclass made of its parts: its gradient is
+    never seen.
 
     Raises:
         CaptureError: a tensor that requires grad was closed over, or made inside the function.
@@ -717,7 +718,7 @@ def reject_foreign_leaves(capture: Capture, roots: Sequence[torch.Tensor]) -> No
 def dies_inside(capture: Capture, node: Any, leaf: torch.Tensor, roots: Sequence[torch.Tensor]) -> bool:
     """Whether nothing can see the gradient of a leaf: it was traced, has no hooks, and shares no memory with a result.
 
-    Each result that depends on it requires grad without it, too.
+    Each result that depends on it would require grad without it, too.
     """
     parts = torch_compat.with_parts([leaf])
     is_made_inside = all(torch_compat.is_functional(part) or torch_compat.is_wrapper_subclass(part) for part in parts)

@@ -75,8 +75,8 @@ class Cuts:
 
     Attributes:
         grad_segments: the number of consecutive segments; see `Options`.
-        joins_results: results share a segment, unless one was computed from the other. So it is for the results of a
-            derivative: usually a backward has gradients for all of them.
+        joins_results: results share a segment, unless one was computed from the other. This is the case for the results of a
+            derivative: a backward usually has gradients for all of them.
         is_whole: the backward is one segment, whatever its results.
     """
 
@@ -124,8 +124,8 @@ class Segmentation:
     `targets` are the edges through which a gradient may leave a segment. `materialized` are segments of one node that gets
     zeros for undefined gradients if another one is defined. `alone` are the nodes that change tensors in place, in groups
     that are one segment each; `effects` are their positions by age. `failures` are the nodes that raise. `deciding` are the
-    nodes of custom functions that decide by what arrives what to compute; each is a segment. `takers` are the nodes that
-    take wrapper subclasses apart through which gradients pass.
+    nodes of custom functions whose computation depends on which gradients arrive; each is a segment. `takers` are the nodes
+    that take apart the wrapper subclasses that gradients pass through.
     """
 
     segment_of: Mapping[Any, int]
@@ -213,7 +213,7 @@ def find_segments(
 
 
 def mask_of_inner_results(successors: Mapping[Any, Sequence[Any]], roots: Sequence[Edge]) -> int:
-    """The results, as a bit mask, whose gradients others pass gradients to: others were computed from them."""
+    """The results that other results were computed from, as a bit mask: they receive gradients from these other results."""
     entered = set(itertools.chain.from_iterable(successors.values()))
     return sum(1 << k for k, (node, *_) in enumerate(roots) if node in entered)
 

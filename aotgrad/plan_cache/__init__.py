@@ -1,4 +1,4 @@
-"""The way of one call: its arguments are bound, and guards find a plan, or one is compiled.
+"""What happens in one call: its arguments are bound, and guards find a plan, or one is compiled.
 
 `binding` takes calls of functions and modules apart into a `call.Call`, with its `arguments`, `module_state` and
 `generators`. `cache.PlanCache` finds its plan, an `entry.CachedPlan`; on a miss, `compile` makes one with a `compiler`.

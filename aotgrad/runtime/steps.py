@@ -141,7 +141,7 @@ class Forward(Step):
 
 @dataclass(frozen=True)
 class AdvanceGenerator(Step):
-    """Let the default generator of `device` go on from the offset `name`."""
+    """Advance the default generator of `device` to the offset `name`."""
 
     device: str
     name: str
@@ -286,7 +286,7 @@ class Attach(Step):
     """Make `outputs` the outputs of the autograd node of one segment; the node's inputs are `inputs`.
 
     `backward` names what the node runs. `grad_mode` is the mode to make the node in; `None` leaves the caller's. `memory` is
-    what backwards change in place, as far as this one reads or changes it. `watched`: see `SavingNodes.memory`.
+    the memory that backwards change in place and that this one reads or changes. `watched`: see `SavingNodes.memory`.
     """
 
     backward: str

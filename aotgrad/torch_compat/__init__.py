@@ -1,7 +1,8 @@
 """Every private or unstable name of torch that aotgrad uses, behind a name of our own.
 
 Only this package may import such names, so a new torch release changes nothing else. Each name has a feature test in
-`tests/torch_compat/` that fails if its meaning changes. Supports torch 2.11 to 2.15. Each module wraps one part:
+`tests/torch_compat/` that fails if its meaning changes. Supports torch 2.11 to 2.15. Each module wraps one part, for
+example:
 
 eager's tensors          autograd, compiled_autograd, backward_checks, memory, views, random
 the state around a call  contexts, global_state, transforms, guards

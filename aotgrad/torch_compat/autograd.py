@@ -243,7 +243,7 @@ PROBES_PER_EXCEPTION = 10
 
 
 def are_wanted(nodes: Sequence[Any]) -> tuple[bool, ...]:
-    """`is_wanted` for each node. Its exceptions are slow, so `leaves_wanted` answers for few leaves or after two of them."""
+    """`is_wanted` for each node. Its exceptions are slow: `leaves_wanted` answers for few leaves, or after two of them."""
     leaves = [node for node in nodes if hasattr(node, "variable") and has_storage(node.variable)]
     answers: dict[Any, bool] = {}
     if len(leaves) > PROBES_PER_EXCEPTION:
@@ -393,7 +393,7 @@ def disable_node(node: Any) -> None:
 
 
 def _look_away(saved: Any) -> None:
-    """Stop checking a saved tensor for changes; one that was not needed holds nothing."""
+    """Stop checking a saved tensor for changes. If it holds no tensor, there is nothing to do."""
     try:
         saved.register_hooks(_unchanged, _unchanged)
     except RuntimeError as error:

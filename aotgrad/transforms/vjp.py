@@ -103,7 +103,7 @@ class CapturedFunction:
 
     @property
     def returned(self) -> list[ForwardResult | ReturnedView]:
-        """The results that are an output as they are, and the views that other results were computed from."""
+        """The results that are themselves outputs, and the views that other results were computed from."""
         return [*(slot for slot in self.results if isinstance(slot, UserOutput)), *self.views]
 
     @property
@@ -211,9 +211,9 @@ class CapturedFunction:
         return isinstance(fake, torch.Tensor) and fake.layout is torch.strided and not self.is_symbolic
 
     def as_traced(self, index: int, primal: Any) -> Any:
-        """An input; a tensor without values in its place, if its size or stride was changed in place since the call.
+        """An input, or a tensor without values if the size or stride of the input was changed in place since the call.
 
-        Its value has changed, too, for autograd: `check_unchanged` raises if the vjp needs it.
+        For autograd, the value of such an input has changed, too: `check_unchanged` raises if the vjp needs it.
         """
         layout = self.traced_layouts[index]
         if layout is None or primal.layout is not torch.strided or (primal.size(), primal.stride()) == layout:
@@ -287,7 +287,7 @@ class CapturedFunction:
 
     @property
     def is_one_piece(self) -> bool:
-        """Whether the function has one autograd node and changes nothing: a second run of it is the same again."""
+        """Whether the function has one autograd node and changes nothing, so that a second run does the same."""
         changes = any(info is not None and info.version_bumps + info.mutation.data for info in self.meta.inputs)
         others = self.views or self.wrappers or self.joint.memory or self.failures or self.has_effects
         return len(self.segments) == 1 and not (changes or others or self.capture.nodes_with_hooks)
@@ -460,7 +460,7 @@ class CompiledVjp:
     def plan_for(self, prepared: PreparedVjp, arguments: Arguments) -> PlannedCall | None:
         """The call of a vjp; `None` if it runs uncompiled.
 
-        A vjp with sparse gradients does: a plan cannot return these, and they may get a gradient themselves.
+        A vjp with sparse gradients runs uncompiled: a plan cannot return these, and they may get a gradient themselves.
         """
         vjp, plans = prepared.vjp, self.plans
         if vjp.key in plans.refused or plans.cache.runs_eagerly(arguments.tensors):
@@ -484,7 +484,7 @@ class CompiledVjp:
         inner: InnerUse,
         saved: SavedValues,
     ) -> PreparedVjp:
-        """What calls have in common that differentiate a segment in one way; see `SegmentVjp`.
+        """What is common to all calls that differentiate a segment in the same way; see `SegmentVjp`.
 
         Raises:
             HigherOrderError: the function can have no vjp.
@@ -530,7 +530,7 @@ class PreparedVjp:
 
     Attributes:
         saved: the positions of the saved values that are arguments.
-        known: what these, and other arguments, already contain of what the function computes.
+        known: the values that the function computes, and that these and other arguments already contain.
         symbolic: the sizes that no plan depends on; plans then depend on no number either. `None`: a plan is for one size.
         has_settings_of_trace: whether the settings around the backward are those of the function's trace.
     """
@@ -552,7 +552,7 @@ def positions_of_tensors(values: Gradients) -> tuple[int, ...]:
 
 
 def usable(primal: Any) -> Any:
-    """An input; the value alone of a view that autograd lets nobody use after its base was changed.
+    """An input, or only its value if it is a view that autograd forbids to use because its base was changed.
 
     Such an input has changed: if its value is needed, eager's error follows. If not, no gradient of a gradient goes through
     it.
@@ -638,7 +638,7 @@ class SegmentVjp(DerivedFunction):
         return EffectSuppression() if runs_op_by_op else repeats.repeat_marks()
 
     def protected(self, primals: Sequence[Any]) -> list[Any]:
-        """The inputs, cloned if the function changes them, or their size: it has changed them once already.
+        """The inputs, cloned if the function changes their values or size, since the call itself has already changed them.
 
         A batch norm changes its running statistics without telling their version counters.
         """
@@ -735,7 +735,7 @@ GradientEntry = Any
 
 
 def entry_of(value: Any) -> GradientEntry:
-    """Where the gradient of an input arrives: the input, or its edge now, before a change in place moves it on."""
+    """Where the gradient of an input arrives: the input, or its current edge, which a later in-place change replaces."""
     if not isinstance(value, torch.Tensor) or value.grad_fn is None:
         return value
     return GradientEdge(*torch_compat.gradient_edge(value))
