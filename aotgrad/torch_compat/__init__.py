@@ -367,11 +367,11 @@ from aotgrad.torch_compat.jagged_attention import JaggedAttention
 from aotgrad.torch_compat.kernel_layouts import (
     LAYOUTS,
     LAYOUTS_ON_CPU,
-    Layout,
+    LayoutRule,
     Strides,
+    as_operands,
     contiguous,
     eager_layouts,
-    elementwise,
     in_format_of_first,
     in_format_of_second,
     is_laid_out,

@@ -23,7 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from aotgrad.torch_compat.shapes import has_symbolic_shape
 
 Strides = Sequence[int | torch.SymInt]
-Layout = Callable[[FakeTensor, Sequence[FakeTensor]], Strides]
+LayoutRule = Callable[[FakeTensor, Sequence[FakeTensor]], Strides]
 """The strides of the first result of an op, and of others of its shape, by its fake and the tensors of the call."""
 
 
@@ -31,7 +31,7 @@ def contiguous(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
     return make_contiguous_strides_for(result.shape)
 
 
-def elementwise(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
+def as_operands(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
     """As a `TensorIterator` lays out its result: as its first operands are, size by size."""
     return compute_elementwise_output_strides(*(each.expand(result.shape) for each in tensors if each.dim()))
 
@@ -47,42 +47,42 @@ def in_format_of_second(result: FakeTensor, tensors: Sequence[FakeTensor]) -> St
     return in_format_of_first(result, tensors[1:])
 
 
-_aten = torch.ops.aten
+_built_in = torch.ops.aten
 
-LAYOUTS_ON_CPU: dict[Any, Layout] = {
-    _aten._batch_norm_with_update.default: in_format_of_first,
-    _aten._batch_norm_with_update_functional.default: in_format_of_first,
-    _aten._native_batch_norm_legit.default: in_format_of_first,
-    _aten._native_batch_norm_legit.no_stats: in_format_of_first,
-    _aten._native_batch_norm_legit_functional.default: in_format_of_first,
-    _aten._native_batch_norm_legit_no_training.default: in_format_of_first,
-    _aten.batch_norm_backward.default: in_format_of_second,
-    _aten.channel_shuffle.default: in_format_of_first,
-    _aten.log_sigmoid_forward.default: contiguous,
-    _aten.max_unpool2d.default: in_format_of_first,
-    _aten.native_batch_norm.default: in_format_of_first,
-    _aten.native_batch_norm_backward.default: in_format_of_second,
-    _aten.native_group_norm_backward.default: in_format_of_second,
-    _aten.replication_pad2d_backward.default: in_format_of_second,
+LAYOUTS_ON_CPU: dict[Any, LayoutRule] = {
+    _built_in._batch_norm_with_update.default: in_format_of_first,
+    _built_in._batch_norm_with_update_functional.default: in_format_of_first,
+    _built_in._native_batch_norm_legit.default: in_format_of_first,
+    _built_in._native_batch_norm_legit.no_stats: in_format_of_first,
+    _built_in._native_batch_norm_legit_functional.default: in_format_of_first,
+    _built_in._native_batch_norm_legit_no_training.default: in_format_of_first,
+    _built_in.batch_norm_backward.default: in_format_of_second,
+    _built_in.channel_shuffle.default: in_format_of_first,
+    _built_in.log_sigmoid_forward.default: contiguous,
+    _built_in.max_unpool2d.default: in_format_of_first,
+    _built_in.native_batch_norm.default: in_format_of_first,
+    _built_in.native_batch_norm_backward.default: in_format_of_second,
+    _built_in.native_group_norm_backward.default: in_format_of_second,
+    _built_in.replication_pad2d_backward.default: in_format_of_second,
 }
 """Of ops with a kernel of their own for each device."""
 
-LAYOUTS: dict[Any, Layout] = {
-    _aten._log_softmax_backward_data.default: contiguous,
-    _aten.copysign.Tensor: elementwise,
-    _aten.floor_divide.default: elementwise,
-    _aten.hardswish_backward.default: elementwise,
-    _aten.hardtanh_backward.default: elementwise,
-    _aten.huber_loss_backward.default: contiguous,
-    _aten.logit_backward.default: elementwise,
-    _aten.mse_loss_backward.default: contiguous,
-    _aten.native_dropout_backward.default: elementwise,
-    _aten.native_layer_norm_backward.default: contiguous,
-    _aten.pow.Scalar: contiguous,
-    _aten.smooth_l1_loss_backward.default: contiguous,
-    _aten.softplus_backward.default: elementwise,
-    _aten.special_xlog1py.default: elementwise,
-    _aten.xlogy.Tensor: elementwise,
+LAYOUTS: dict[Any, LayoutRule] = {
+    _built_in._log_softmax_backward_data.default: contiguous,
+    _built_in.copysign.Tensor: as_operands,
+    _built_in.floor_divide.default: as_operands,
+    _built_in.hardswish_backward.default: as_operands,
+    _built_in.hardtanh_backward.default: as_operands,
+    _built_in.huber_loss_backward.default: contiguous,
+    _built_in.logit_backward.default: as_operands,
+    _built_in.mse_loss_backward.default: contiguous,
+    _built_in.native_dropout_backward.default: as_operands,
+    _built_in.native_layer_norm_backward.default: contiguous,
+    _built_in.pow.Scalar: contiguous,
+    _built_in.smooth_l1_loss_backward.default: contiguous,
+    _built_in.softplus_backward.default: as_operands,
+    _built_in.special_xlog1py.default: as_operands,
+    _built_in.xlogy.Tensor: as_operands,
 }
 """Of ops whose layout code all devices share."""
 
@@ -103,7 +103,7 @@ def eager_layouts(mode: FakeTensorMode) -> Iterator[None]:
         del mode.dispatch
 
 
-def laid_out(mode: FakeTensorMode, op: Any, layout: Layout, results: Any, arguments: Any) -> Any:
+def laid_out(mode: FakeTensorMode, op: Any, layout: LayoutRule, results: Any, arguments: Any) -> Any:
     """The results of an op, those of the first one's shape in their layout."""
     several = results if isinstance(results, tuple) else (results,)
     first, tensors = several[0], [each for each in pytree.tree_leaves(arguments) if isinstance(each, FakeTensor)]

@@ -78,9 +78,9 @@ def strides_of(result) -> list[int]:
 
 def test_each_op_is_tested():
     assert set(ARGUMENTS) == {*compat.LAYOUTS, *compat.LAYOUTS_ON_CPU}
-    rules = (compat.contiguous, compat.elementwise, compat.in_format_of_first, compat.in_format_of_second)
+    rules = (compat.contiguous, compat.as_operands, compat.in_format_of_first, compat.in_format_of_second)
     assert {*compat.LAYOUTS.values(), *compat.LAYOUTS_ON_CPU.values()} == set(rules)
-    assert compat.Layout and compat.Strides
+    assert compat.LayoutRule and compat.Strides
 
 
 @pytest.mark.parametrize("op", ARGUMENTS, ids=str)
