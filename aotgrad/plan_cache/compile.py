@@ -20,7 +20,7 @@ import torch
 from aotgrad import native, passes, pipeline, torch_compat
 from aotgrad.capture.eager_calls import Islands, untraceable_function
 from aotgrad.capture.trace import DATA_DEPENDENT
-from aotgrad.capture.values import ValueReads
+from aotgrad.capture.values import NotAnswered, ValueReads
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.errors import AOTGradError, CaptureError, UnsupportedAliasingError, short_message
 from aotgrad.guards.data_dependent import Level
@@ -96,7 +96,7 @@ def compile_plan(
 def is_after_trace(error: Exception, source: Source) -> bool:
     """Whether a pass or a backend failed, for another reason than a question about a value."""
     is_over = source.values is not None and source.values.is_over
-    asks = any(name in f"{type(error).__name__}: {error}" for name in DATA_DEPENDENT)
+    asks = isinstance(error, NotAnswered) or any(name in f"{type(error).__name__}: {error}" for name in DATA_DEPENDENT)
     return is_over and not asks and not isinstance(error, AOTGradError)
 
 

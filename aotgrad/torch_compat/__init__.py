@@ -407,6 +407,7 @@ from aotgrad.torch_compat.layouts import (
     is_plain,
     keep_layouts,
     keep_lazy_bits,
+    keeps_geometry,
     making_arguments,
 )
 from aotgrad.torch_compat.logs import artifact_is_on, artifact_logger, structured_trace_is_on, trace_structured

@@ -33,7 +33,8 @@ def contiguous(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
 
 def as_operands(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
     """As a `TensorIterator` lays out its result: as its first operands are, size by size."""
-    return compute_elementwise_output_strides(*(each.expand(result.shape) for each in tensors if each.dim()))
+    operands = [each.expand(result.shape) for each in tensors if each.dim()]
+    return compute_elementwise_output_strides(*operands) if operands else contiguous(result, tensors)
 
 
 def in_format_of_first(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:

@@ -18,7 +18,8 @@ from aotgrad.torch_compat.shapes import has_symbolic_shape, hints, known_contigu
 class AbsoluteGeometry:
     """Refuses `as_strided` and a write on the same storage of a trace, unless the tensor is plain.
 
-    After a write, the graph has a new contiguous value; the old one may have had gaps or an offset.
+    After a write, the graph has a new value; the old one may have had gaps or an offset that it lacks. Then `as_strided` is
+    refused, and so is a write after an `as_strided`.
     """
 
     STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
@@ -37,7 +38,7 @@ class AbsoluteGeometry:
             raise RuntimeError("Tensor must have a storage_offset divisible by 2")
         if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
             if not is_plain(args[0]):
-                self.note(args[0], self.strided, self.written)
+                self.note(args[0], self.strided, {} if keeps_geometry(args[0]) else self.written)
         elif op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
             for value in written_arguments(op, args, kwargs):
                 if isinstance(value, FunctionalTensor):
@@ -48,6 +49,13 @@ class AbsoluteGeometry:
         if storage._cdata in other:
             raise RuntimeError("as_strided and a write to the same memory")
         own[storage._cdata] = storage
+
+
+def keeps_geometry(tensor: torch.Tensor) -> bool:
+    """Whether the value of a functional tensor lies in memory as the tensor does in eager."""
+    value = from_functional(tensor)
+    eager = (*tensor.stride(), tensor.storage_offset(), tensor.untyped_storage().nbytes())
+    return known_equal((*value.stride(), value.storage_offset(), value.untyped_storage().nbytes()), eager)
 
 
 class UnsafePieces:

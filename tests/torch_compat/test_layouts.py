@@ -11,7 +11,7 @@ from tests.torch_compat.tracing import Tracing
 aten = torch.ops.aten
 
 
-def test_as_strided_and_writes_exclude_one_another_unless_the_tensor_is_plain(fake_mode):
+def test_as_strided_and_writes_exclude_one_another_unless_the_layout_is_known(fake_mode):
     with Tracing(fake_mode, torch.ones(3, 4)).active() as x, torch.no_grad():
         assert compat.is_plain(x)
         assert not compat.is_plain(x[1:])
@@ -21,7 +21,11 @@ def test_as_strided_and_writes_exclude_one_another_unless_the_tensor_is_plain(fa
         y[1:].as_strided((2,), (1,), 4)
         with pytest.raises(RuntimeError, match="as_strided and a write to the same memory"):
             y.mul_(2)
-        z = x * 2
+        dense = x * 2
+        dense.mul_(2)
+        assert compat.keeps_geometry(dense[1:])
+        dense[1:].as_strided((2,), (1,))
+        z = torch.empty_strided((3, 4), (8, 2))
         z.mul_(2)
         with pytest.raises(RuntimeError, match="as_strided and a write to the same memory"):
             z[1:].as_strided((2,), (1,))
