@@ -10,7 +10,7 @@ from typing import Any
 
 from aotgrad.errors import CaptureError, ExportError
 from aotgrad.pipeline import TracedJoint
-from aotgrad.plan_cache.assigned_buffers import AssignedResult
+from aotgrad.plan_cache.assigned_buffers import AssignedResult, copy_to_assigned
 from aotgrad.plan_cache.binding import BoundFunction
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 
@@ -42,6 +42,6 @@ def exported_plan(bound: BoundFunction, args: tuple, kwargs: dict[str, Any]) -> 
         name = spec.context[0]
         raise ExportError(
             f"the forward assigns a new tensor to {name!r}, which an exported graph cannot; change it in place: "
-            f"self.{name.rpartition('.')[2]}.copy_(...)"
+            f"{copy_to_assigned(name)}"
         )
     return plan, traced

@@ -111,7 +111,7 @@ class ModuleTables:
             if table != "_buffers":
                 raise CaptureError(
                     f"the forward assigns or removes the parameter {name!r}; a compiled module can only change it in place: "
-                    f"self.{key}.copy_(...)"
+                    f"{copy_to_assigned(name)}"
                 )
             if key not in self.contents[path, table] or key not in self.tables[path, table]:
                 raise CaptureError(
@@ -139,7 +139,11 @@ def reject_assigned_buffers(result: Any, where: str) -> Any:
     if isinstance(result, AssignedResult):
         name = next(iter(result.buffers))
         raise CaptureError(
-            f"the forward assigns a new tensor to {name!r}; {where} can only change it in place: "
-            f"self.{name.rpartition('.')[2]}.copy_(...)"
+            f"the forward assigns a new tensor to {name!r}; {where} can only change it in place: {copy_to_assigned(name)}"
         )
     return result
+
+
+def copy_to_assigned(name: str) -> str:
+    """What a forward does in place of an assignment to a parameter or buffer."""
+    return f"self.{name.rpartition('.')[2]}.copy_(...)"

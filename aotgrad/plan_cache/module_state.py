@@ -29,7 +29,7 @@ from aotgrad.errors import CaptureError
 from aotgrad.guards.dictionaries import Watch, watch
 from aotgrad.guards.python_values import Identity, KnownKeys, hashable_key, is_fixed
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.assigned_buffers import TABLES, AssignedResult, ModuleTables
+from aotgrad.plan_cache.assigned_buffers import TABLES, AssignedResult, ModuleTables, copy_to_assigned
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.torch_compat import fx_traceback
 
@@ -434,7 +434,7 @@ def reject_rerun(buffers: Mapping[str, Any]) -> None:
     for name in buffers:
         raise CaptureError(
             f"the forward assigns a new tensor to {name!r}, and has a region under torch.utils.checkpoint, which runs a "
-            f"second time in the backward; change it in place: self.{name.rpartition('.')[2]}.copy_(...)"
+            f"second time in the backward; change it in place: {copy_to_assigned(name)}"
         )
 
 

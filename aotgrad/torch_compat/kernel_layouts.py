@@ -24,7 +24,7 @@ from aotgrad.torch_compat.shapes import has_symbolic_shape
 
 Strides = Sequence[int | torch.SymInt]
 LayoutRule = Callable[[FakeTensor, Sequence[FakeTensor]], Strides]
-"""The strides of the first result of an op, and of others of its shape, by its fake and the tensors of the call."""
+"""The strides of the first result of an op, and of others with as many dimensions, by its fake and the arguments."""
 
 
 def contiguous(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
@@ -105,7 +105,7 @@ def eager_layouts(mode: FakeTensorMode) -> Iterator[None]:
 
 
 def laid_out(mode: FakeTensorMode, op: Any, layout: LayoutRule, results: Any, arguments: Any) -> Any:
-    """The results of an op, those of the first one's shape in their layout."""
+    """The results of an op, those with as many dimensions as the first one in its layout."""
     several = results if isinstance(results, tuple) else (results,)
     first, tensors = several[0], [each for each in pytree.tree_leaves(arguments) if isinstance(each, FakeTensor)]
     is_elsewhere = not isinstance(first, FakeTensor) or (op in LAYOUTS_ON_CPU and first.fake_device.type != "cpu")
