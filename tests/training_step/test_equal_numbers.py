@@ -26,6 +26,9 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 BACKENDS = ("eager", "inductor")
+PLANS = {("adafactor", "inductor"): 3}
+"""Where there are more than two: Inductor computes `lerp` in one of two ways, by whether its weight is at least 0.5. That of
+Adafactor is, in the second step, and is not from the third on."""
 
 
 def model_of(layers: int) -> nn.Module:
@@ -47,7 +50,7 @@ def make(name: str, between: Callable[[torch.optim.Optimizer, int], None] = lamb
 @pytest.mark.parametrize("backend", BACKENDS)
 @every_optimizer
 def test_the_numbers_stay_equal(name: str, backend: str):
-    assert_trains_like_eager(lambda: make(name), batches(5), backend, plans=2)
+    assert_trains_like_eager(lambda: make(name), batches(5), backend, plans=PLANS.get((name, backend), 2))
 
 
 @pytest.mark.parametrize(("name", "backend"), [*((name, "eager") for name in OPTIMIZERS), ("lists", "inductor")])
