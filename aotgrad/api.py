@@ -40,14 +40,15 @@ from aotgrad.options import Options, reject_parameters
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.assigned_buffers import AssignedResult, reject_assigned_buffers
+from aotgrad.plan_cache.assigned_state import AssignedResult, reject_assigned_state
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction, has_state, module_call, state_of
 from aotgrad.plan_cache.cache import PlanCache, tensors_to_copy
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.compile import reject_unknown_parts, wrapped_gradient_form
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.lock import COMPILING
-from aotgrad.plan_cache.module_state import LiftedModule, slots_of
+from aotgrad.plan_cache.module_slots import slots_of
+from aotgrad.plan_cache.module_state import LiftedModule
 from aotgrad.subclasses.bridge import OtherGradientForm
 from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import USUAL, GradientForms, WrapperLayout
@@ -232,7 +233,7 @@ def module_with(
         arguments, state = module_call(lifted, eager, inputs, options)
         if runs_eagerly:
             return transformed.call(lifted.forward, arguments, state)
-        call = Call(lifted.forward, arguments, arguments.count, state, assigned=lifted.assigned.copy, paths=lifted.paths)
+        call = Call(lifted.forward, arguments, arguments.count, state, assigned=lifted.moving, paths=lifted.paths)
         return lifted.finish(cache.run(cache.plan_for(call)))
 
     def deepcopy(self: nn.Module, memo: dict) -> nn.Module:
@@ -382,7 +383,7 @@ class FlatModule:
 
         def run_flat(*distinct: Any) -> Sequence[Any]:
             arguments = layout.enter(dedupe.exit(distinct))
-            result = reject_assigned_buffers(lifted.forward(*arguments), "a module of flat inputs")
+            result = reject_assigned_state(lifted.forward(*arguments), "a module of flat inputs")
             if not isinstance(result, (list, tuple)):
                 kind = "tensor" if isinstance(result, torch.Tensor) else type(result).__name__
                 raise CaptureError(f"the module returned a {kind}; a flat list or tuple is needed")

@@ -32,7 +32,7 @@ from aotgrad.options import Options
 from aotgrad.partition import is_typed
 from aotgrad.passes.base import PLACES
 from aotgrad.pipeline import Compiler
-from aotgrad.plan_cache.module_state import slots_of
+from aotgrad.plan_cache.module_slots import slots_of
 from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import WrapperLayout
 from aotgrad.telemetry.code_version import code_version

@@ -31,7 +31,8 @@ from aotgrad.export.joint import CompiledJoint, ExportedJoint, compile_joint, ex
 from aotgrad.ir import AliasOfIntermediate, SyntheticBase
 from aotgrad.options import reject_parameters
 from aotgrad.partition import default_partition
-from aotgrad.plan_cache.module_state import ModuleArguments, slots_of
+from aotgrad.plan_cache.module_slots import slots_of
+from aotgrad.plan_cache.module_state import ModuleArguments
 from aotgrad.slots import Gradient, IntermediateBase, Primal, Tangent, UpdatedInput, UserOutput
 
 

@@ -29,7 +29,8 @@ from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compiler import make_tracer
 from aotgrad.plan_cache.entry import CachedPlan
-from aotgrad.plan_cache.module_state import LiftedModule, slots_of
+from aotgrad.plan_cache.module_slots import slots_of
+from aotgrad.plan_cache.module_state import LiftedModule
 from aotgrad.slots import UpdatedInput, of_kind
 
 

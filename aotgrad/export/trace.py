@@ -10,7 +10,7 @@ from typing import Any
 
 from aotgrad.errors import CaptureError, ExportError
 from aotgrad.pipeline import TracedJoint
-from aotgrad.plan_cache.assigned_buffers import AssignedResult, copy_to_assigned
+from aotgrad.plan_cache.assigned_state import AssignedResult, copy_to_assigned
 from aotgrad.plan_cache.binding import BoundFunction
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
 

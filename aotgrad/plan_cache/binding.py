@@ -21,7 +21,7 @@ from aotgrad.plan_cache.arguments import Arguments, is_size
 from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
-from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments, slots_of
+from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments
 from aotgrad.plan_cache.wrappers import WrapperArguments
 
 
@@ -101,7 +101,7 @@ class BoundModule(BoundFunction):
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
         arguments, state = module_call(self.lifted, self.eager, args, kwargs)
         lifted = self.lifted
-        return Call(lifted.forward, arguments, arguments.count, state, assigned=lifted.assigned.copy, paths=lifted.paths)
+        return Call(lifted.forward, arguments, arguments.count, state, assigned=lifted.moving, paths=lifted.paths)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.lifted.finish(super().__call__(*args, **kwargs))
@@ -110,7 +110,7 @@ class BoundModule(BoundFunction):
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
-        own = [NamedTensor(slot.name, kind_of(slot.table[slot.key])) for slot in slots_of(self.module)]
+        own = [NamedTensor(slot.name, kind_of(slot.table[slot.key])) for slot in self.lifted.places.slots]
         return own + [NamedTensor(name, "argument") for name in tensor_names(self.module.forward, args, kwargs)]
 
 

@@ -3,7 +3,7 @@
     lifted = LiftedModule(model)
     tensors, state = lifted.read()              parameters, then buffers; all other state that a trace may read
     lifted.forward(*tensors, x)                 model(x) with those tensors
-    lifted.finish(result)                       assigns the buffers that a plan of it has computed
+    lifted.finish(result)                       assigns the buffers and attributes that a plan of it has computed
 
 A read is cheap while no attribute of the module was assigned, which `guards/dictionaries.py` notices.
 """
@@ -29,17 +29,21 @@ from aotgrad.errors import CaptureError
 from aotgrad.guards.dictionaries import Watch, watch
 from aotgrad.guards.python_values import Identity, KnownKeys, hashable_key, is_fixed
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.assigned_buffers import TABLES, AssignedResult, ModuleTables, copy_to_assigned
+from aotgrad.plan_cache.assigned_state import AssignedResult, ModuleContents, copy_to_assigned, put_into
 from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.plan_cache.module_slots import (
+    FLAT_WEIGHTS,
+    HOOK_FLAGS,
+    HOOKS,
+    SKIPPED,
+    TABLES,
+    Slot,
+    TensorAttribute,
+    dotted,
+    slots_of,
+    tensor_attributes,
+)
 from aotgrad.torch_compat import fx_traceback
-
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-HOOK_FLAGS = ("_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs")
-FLAT_WEIGHTS = ("_flat_weights", "_flat_weight_refs")
-"""What recurrent layers derive from their parameters."""
-# Not part of the state: read above, irrelevant for the forward, or derived.
-SKIPPED = frozenset({*HOOKS, *HOOK_FLAGS, *TABLES, *FLAT_WEIGHTS, "_modules", "_non_persistent_buffers_set", "meta"})
-SKIPPED |= {"_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"}
 
 
 @dataclass(frozen=True)
@@ -214,17 +218,20 @@ class OfClasses(tuple):
 class ModuleState:
     """All state of a module tree that a trace may read, except values of tensors: attributes, hooks, structure, classes.
 
-    `value` is hashable, and equal for equal state; `is_current()` checks cheaply whether it still holds.
+    `value` is hashable, and equal for equal state; `is_current()` checks cheaply whether it still holds. Of the attributes
+    whose `names` are given, tensors are the module's own, and not part of the state.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, names: Collection[str] = ()) -> None:
         named = dict(module.named_modules())
         self.seen: KnownKeys = {id(part): (part, ("module", name)) for name, part in named.items()}
         watched = Watched(list(named.values()))
         watched.add_all(torch_compat.global_module_hooks())
         everywhere = tuple(tuple(map(Identity, hooks.values())) for hooks in torch_compat.global_module_hooks())
         classes = OfClasses(class_state(kind, self.content) for kind in watched.classes)
-        self.value = HashedOnce((everywhere, classes, *(own_state(part, self.content) for part in named.values())))
+        parts = (own_state(part, without_tensors(path, part, names), self.content) for path, part in named.items())
+        self.value = HashedOnce((everywhere, classes, *parts))
+        self.attributes = [slot.table[slot.key] for each in tensor_attributes(module, names) for slot in each.slots]
         self.unchanged = Unchanged(watched, self.content)
         tables = (part.__dict__[table] for table in TABLES for part in named.values())
         self.own = OwnTensors.of([table for table in tables if table])
@@ -244,11 +251,11 @@ class ModuleState:
         return hashable_key(value, dict(self.seen))
 
     def tensors(self) -> list[torch.Tensor]:
-        """The tensors in the order of `slots_of`; one with several names occurs several times.
+        """The tensors in the order of `LiftedModule.places`; one with several names occurs several times.
 
         They were read with the state: a new lookup would take longer than `is_current`.
         """
-        return list(self.own.tensors)
+        return [*self.own.tensors, *self.attributes]
 
 
 class OwnTensors(NamedTuple):
@@ -272,35 +279,23 @@ class OwnTensors(NamedTuple):
         return cls(tables, watched, tensors, places)
 
 
-class Slot(NamedTuple):
-    """The place of a parameter or buffer in its module."""
-
-    name: str
-    table: dict[str, torch.Tensor]
-    key: str
-
-
-def slots_of(module: nn.Module) -> list[Slot]:
-    """The slots of a module tree: parameters, then buffers."""
-    named = list(module.named_modules())
-    return [slot for table in TABLES for name, part in named for slot in tensor_slots(name, part, table)]
+def without_tensors(path: str, module: nn.Module, names: Collection[str]) -> Mapping[str, Any]:
+    """The attributes of one module; in those with the names, each tensor is its class, since it is an argument."""
+    attributes = {name: value for name, value in vars(module).items() if name not in SKIPPED}
+    for key in attributes if names else ():
+        if dotted(path, key) in names:
+            attributes[key] = ("attribute with tensors", pytree.tree_map_only(torch.Tensor, type, attributes[key]))
+    return attributes
 
 
-def tensor_slots(name: str, module: nn.Module, table: str) -> Iterator[Slot]:
-    prefix = f"{name}." if name else ""
-    for key, tensor in module.__dict__[table].items():
-        if tensor is not None:
-            yield Slot(prefix + key, module.__dict__[table], key)
-
-
-def own_state(module: nn.Module, content: Callable[[Any], Hashable]) -> Hashable:
-    """The state of one module without its submodules."""
+def own_state(module: nn.Module, values: Mapping[str, Any], content: Callable[[Any], Hashable]) -> Hashable:
+    """The state of one module without its submodules; `values` are its attributes."""
     attributes = module.__dict__
-    values = tuple((name, content(value)) for name, value in attributes.items() if name not in SKIPPED)
+    contents = tuple((name, content(value)) for name, value in values.items())
     hooks = tuple(hook_state(attributes, name) for name in HOOKS)
     tables = tuple((key, tensor is None) for table in TABLES for key, tensor in attributes[table].items())
     parts = tuple((name, content(part)) for name, part in attributes["_modules"].items())
-    return (type(module), values, hooks, tables, parts)
+    return (type(module), contents, hooks, tables, parts)
 
 
 def class_state(kind: type, content: Callable[[Any], Hashable]) -> Hashable:
@@ -316,15 +311,15 @@ def hook_state(attributes: Mapping[str, Any], name: str) -> Hashable:
 
 
 class LiftedModule:
-    """`forward(*tensors, *args)` runs the module with its parameters and buffers replaced by `tensors`.
+    """`forward(*tensors, *args)` runs the module with `tensors` for its parameters, buffers and `assigned` attributes.
 
-    Its result is an `AssignedResult` if the module assigns buffers.
+    Its result is an `AssignedResult` if the module assigns buffers or attributes.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
         self.state: ModuleState | None = None
-        self.assigned: set[str] = set()  # the buffers that a trace was found to assign
+        self.assigned: set[str] = set()  # the buffers and attributes that a trace was found to assign
         self.swaps = 0  # odd while a trace has its own tensors in the module
 
     def read(self) -> tuple[list[torch.Tensor], Hashable]:
@@ -341,7 +336,21 @@ class LiftedModule:
 
     def paths(self) -> list[str]:
         """The name of each tensor that `read` returns."""
-        return [slot.name for slot in slots_of(self.module)]
+        return [slot.name for slot in self.places.slots]
+
+    def moving(self) -> set[str]:
+        """The paths of the tensors that calls assign, which are other ones in each call."""
+        return self.assigned.union(slot.name for each in self.places.attributes for slot in each.slots)
+
+    @property
+    def places(self) -> Places:
+        return Places(slots_of(self.module), tensor_attributes(self.module, self.assigned))
+
+    def note_assigned(self, names: Iterable[str]) -> None:
+        """From now on, the tensors of these buffers and attributes are the module's own."""
+        if not self.assigned.issuperset(names):
+            self.assigned = self.assigned.union(names)
+            self.state = None
 
     def known(self, inputs: tuple, counts: Collection[int]) -> tuple[list[Any], Hashable] | None:
         """The module's tensors with `inputs`, and its other state.
@@ -357,7 +366,7 @@ class LiftedModule:
     def current_state(self) -> ModuleState:
         state = self.state
         if state is None or not state.is_current():
-            state = self.state = ModuleState(self.module)
+            state = self.state = ModuleState(self.module, self.assigned)
         return state
 
     @property
@@ -366,7 +375,7 @@ class LiftedModule:
         return LiftedForward(self)
 
     def finish(self, result: Any) -> Any:
-        """Assign the buffers that a call has computed. Returns what the module's forward returns."""
+        """Assign what a call has computed for buffers and attributes. Returns what the module's forward returns."""
         if type(result) is not AssignedResult:
             return result
         with COMPILING:  # a trace of another thread would restore what the buffers were before
@@ -375,15 +384,14 @@ class LiftedModule:
         return result
 
     @contextlib.contextmanager
-    def replaced(self, slots: Sequence[Slot], tensors: Sequence[torch.Tensor]) -> Iterator[ModuleTables]:
-        before = ModuleTables.of(self.module)
+    def replaced(self, places: Places, tensors: Sequence[torch.Tensor]) -> Iterator[ModuleContents]:
+        before = ModuleContents.of(self.module, self.assigned)
         self.swaps += 1
         try:
             before.clear()
-            for slot, tensor in zip(slots, tensors, strict=True):
-                slot.table[slot.key] = tensor
+            places.put(tensors)
             with kept_flat_weights(self.module):
-                yield ModuleTables.of(self.module)
+                yield ModuleContents.of(self.module, self.assigned)
         finally:
             before.restore()
             self.swaps += 1
@@ -396,42 +404,61 @@ class LiftedModule:
         return type(self.module).forward(self.module, *args, **kwargs)
 
 
+@dataclass(frozen=True)
+class Places:
+    """Where a module holds its own tensors. `slots`: parameters, buffers, then those of `attributes`."""
+
+    own: Sequence[Slot]
+    attributes: Sequence[TensorAttribute]
+
+    @functools.cached_property
+    def slots(self) -> list[Slot]:
+        return [*self.own, *(slot for each in self.attributes for slot in each.slots)]
+
+    def put(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Let the module hold other tensors."""
+        for slot, tensor in zip(self.slots, tensors, strict=True):
+            slot.table[slot.key] = tensor
+        for each in self.attributes:
+            each.put()
+
+
 @dataclass(frozen=True, eq=False)
 class LiftedForward:
     """The forward of a module as a function of the module's tensors and its arguments.
 
-    It may be traced again for derivatives, when buffers have become `None`, or are no longer: `slots` are those of before.
+    It may be traced again for derivatives, when buffers have become `None`, or are no longer: `places` are those of before.
     """
 
     lifted: LiftedModule
 
     @functools.cached_property
-    def slots(self) -> list[Slot]:
-        """The places of the module's tensors when this was called first."""
-        return slots_of(self.lifted.module)
+    def places(self) -> Places:
+        """Those of the module when this was called first."""
+        return self.lifted.places
 
     def __call__(self, *everything: Any, **kwargs: Any) -> Any:
-        count, buffers = len(self.slots), dict[str, Any]()
+        count, assigned = len(self.places.slots), dict[str, Any]()
 
-        def replaced() -> contextlib.AbstractContextManager[ModuleTables]:
-            reject_rerun(buffers)
-            return self.lifted.replaced(self.slots, everything[:count])
+        def replaced() -> contextlib.AbstractContextManager[ModuleContents]:
+            reject_rerun(assigned)
+            return self.lifted.replaced(self.places, everything[:count])
 
-        with regions.rerun_context(replaced) as tables:
+        with regions.rerun_context(replaced) as contents:
             result = self.lifted.run(*everything[count:], **kwargs)
-            buffers.update(tables.assigned())
-        self.lifted.assigned.update(buffers)
+            assigned.update(contents.assigned())
+        self.lifted.note_assigned(assigned)
         check_keeps_no_traced(self.lifted.module)
-        return AssignedResult(result, buffers) if buffers else result
+        return AssignedResult(result, assigned) if assigned else result
 
 
-def reject_rerun(buffers: Mapping[str, Any]) -> None:
-    """Raise if a checkpointed region runs once more after its function has assigned buffers: it would read or assign them.
+def reject_rerun(assigned: Mapping[str, Any]) -> None:
+    """Raise if a checkpointed region runs once more after its function has assigned state: it would read or assign that.
 
     Raises:
-        CaptureError: names a buffer.
+        CaptureError: names a buffer or attribute.
     """
-    for name in buffers:
+    for name in assigned:
         raise CaptureError(
             f"the forward assigns a new tensor to {name!r}, and has a region under torch.utils.checkpoint, which runs a "
             f"second time in the backward; change it in place: {copy_to_assigned(name)}"
@@ -462,7 +489,7 @@ def kept_flat_weights(module: nn.Module) -> Iterator[None]:
 
 
 def check_keeps_no_traced(module: nn.Module) -> None:
-    """Raise if an attribute holds a tensor of the trace: later calls would not update it.
+    """Raise if the object in an attribute holds a tensor of the trace: later calls would not update it.
 
     Raises:
         CaptureError: names the attribute.
@@ -471,6 +498,4 @@ def check_keeps_no_traced(module: nn.Module) -> None:
         for key, value in part.__dict__.items():
             if (key in TABLES or key not in SKIPPED) and any(map(torch_compat.is_traced, pytree.tree_leaves(value))):
                 attribute = f"{name}.{key}" if name else key
-                raise CaptureError(
-                    f"the forward keeps a tensor in {attribute!r}; a compiled module sets no attributes: return the tensor"
-                )
+                raise CaptureError(put_into(attribute))

@@ -3,7 +3,7 @@
     with watched_modules():
         function(*traced)                   raises if the buffer model.count is a traced tensor now; it is what it was before
 
-What a module assigns that is compiled itself is a result of its plan: `assigned_buffers.py`. The class `nn.Module` stays
+What a module assigns that is compiled itself is a result of its plan: `assigned_state.py`. The class `nn.Module` stays
 as it is, since the state of every module is read from it.
 """
 

@@ -27,7 +27,7 @@ from aotgrad.pipeline import Compiler, Executable
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import make_compiler
-from aotgrad.plan_cache.module_state import slots_of
+from aotgrad.plan_cache.module_slots import slots_of
 from aotgrad.shipping.archive import Archive, read_archive, write_archive
 from aotgrad.shipping.closed_over import LoadedTensors, SavedTensors, closed_over
 from aotgrad.shipping.code import ShippedCode

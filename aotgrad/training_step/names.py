@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import torch
 
 from aotgrad.plan_cache.binding import NamedTensor, kind_of
-from aotgrad.plan_cache.module_state import slots_of
 from aotgrad.training_step.state import Snapshot, State
 
 
@@ -31,7 +30,7 @@ def named_tensors(state: State) -> Iterator[tuple[int, NamedTensor]]:
     names: dict[int, str] = {}
     for number, lifted in enumerate(state.modules):
         prefix = "" if len(state.modules) == 1 else f"modules[{number}]."
-        for slot in slots_of(lifted.module):
+        for slot in lifted.places.slots:
             tensor = slot.table[slot.key]
             names[id(tensor)] = prefix + slot.name
             yield id(tensor), NamedTensor(prefix + slot.name, kind_of(tensor))

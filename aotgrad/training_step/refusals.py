@@ -168,16 +168,17 @@ def reject_sparse(gradients: Iterable[torch.Tensor | None]) -> None:
         )
 
 
-def reject_history(buffers: Mapping[tuple[int, str], Any], state: Iterable[torch.Tensor]) -> None:
-    """Raise if a buffer was assigned a tensor that requires grad, and is none of the state: a step returns no history.
+def reject_history(assigned: Mapping[tuple[int, str], Any], state: Iterable[torch.Tensor]) -> None:
+    """Raise if a module was assigned a tensor that requires grad, and is none of the state: a step returns no history.
 
     Raises:
-        CaptureError: names the buffer.
+        CaptureError: names the buffer or attribute.
     """
     known = set(map(id, state))
-    for (_, name), value in buffers.items():
-        if isinstance(value, torch.Tensor) and value.requires_grad and id(value) not in known:
-            refuse_step(f"the buffer {name!r} is assigned a tensor that requires grad", "assign its detach()")
+    for (_, name), value in assigned.items():
+        tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+        if any(tensor.requires_grad and id(tensor) not in known for tensor in tensors):
+            refuse_step(f"{name!r} is assigned a tensor that requires grad", "assign its detach()")
 
 
 def reject_assigned(hyperparameters: Mapping[tuple[int, int, str], Any]) -> None:

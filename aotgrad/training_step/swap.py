@@ -16,7 +16,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
-from aotgrad.plan_cache.assigned_buffers import ModuleTables
+from aotgrad.plan_cache.assigned_state import ModuleContents
 from aotgrad.training_step.scaler_state import pending_updates
 
 
@@ -53,7 +53,7 @@ def exchange(tensor: torch.Tensor, value: torch.Tensor) -> None:
 def restored_objects(
     optimizers: Sequence[torch.optim.Optimizer],
     scalers: Sequence[torch.amp.GradScaler],
-    modules: Sequence[ModuleTables],
+    modules: Sequence[ModuleContents],
 ) -> Iterator[None]:
     """Inside, the attributes and dictionaries of optimizers and scalers may change, and the buffers of modules."""
     groups = [(each.param_groups, list(each.param_groups)) for each in optimizers]

@@ -14,7 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
-from aotgrad.plan_cache.assigned_buffers import ModuleTables
+from aotgrad.plan_cache.assigned_state import ModuleContents
 from aotgrad.plan_cache.module_state import check_keeps_no_traced
 from aotgrad.subclasses.forms import form_of, is_wrapper, parts_of
 from aotgrad.training_step.optimizer_calls import recorded_calls, separate_fused_updates
@@ -41,14 +41,14 @@ class Results(TypedDict):
         gradients: the new `.grad` of tensors, by place.
         entries: the new entries of optimizers' states, by optimizer, place of the parameter, and name.
         attributes: the new attributes of optimizers and scalers, by object and name.
-        buffers: the tensors that were assigned to buffers, by module and name.
+        assigned: what was assigned to buffers and attributes of modules, by module and name.
     """
 
     returned: Any
     gradients: Mapping[int, torch.Tensor | None]
     entries: Mapping[tuple[int, int, Hashable], Any]
     attributes: Mapping[tuple[int, str], Any]
-    buffers: Mapping[tuple[int, str], Any]
+    assigned: Mapping[tuple[int, str], Any]
 
 
 @dataclass(frozen=True)
@@ -93,9 +93,9 @@ class TracedStep:
         found = self.state.read()
         pairs = Pairs.of(found, tensors, gradients)
         reject_pending(self.state.scalers)
-        tables = [ModuleTables.of(lifted.module) for lifted in self.state.modules]
+        contents = [ModuleContents.of(lifted.module, lifted.assigned) for lifted in self.state.modules]
         with (
-            restored_objects(self.state.optimizers, self.state.scalers, tables),
+            restored_objects(self.state.optimizers, self.state.scalers, contents),
             torch_compat.default_foreach(pairs.real),
             swapped(pairs.real, pairs.leaves),
         ):
@@ -111,10 +111,11 @@ class TracedStep:
             after = PythonSide.of(self.state, found)
             self.new_entries.update(after.entries.keys() - before.entries.keys())
             changes = after.since(before)
-            buffers = {(k, name): value for k, each in enumerate(tables) for name, value in each.assigned().items()}
-            reject_history(buffers, pairs.real)
-            results = pairs.outside(Results(returned=returned, buffers=buffers, **self.checked(changes)), (args, kwargs))
-        for lifted in self.state.modules:
+            assigned = {(k, name): value for k, each in enumerate(contents) for name, value in each.assigned().items()}
+            reject_history(assigned, pairs.real)
+            results = pairs.outside(Results(returned=returned, assigned=assigned, **self.checked(changes)), (args, kwargs))
+        for k, lifted in enumerate(self.state.modules):
+            lifted.note_assigned([name for number, name in assigned if number == k])
             check_keeps_no_traced(lifted.module)
         pairs.count_versions()
         return results

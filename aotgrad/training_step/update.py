@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aotgrad.plan_cache.assigned_buffers import assign_buffer
+from aotgrad.plan_cache.assigned_state import assign_state
 from aotgrad.training_step.state import Snapshot, State
 from aotgrad.training_step.trace import Results
 
@@ -17,6 +17,6 @@ def update(state: State, found: Snapshot, results: Results) -> Any:
         state.optimizers[optimizer].state[found.tensors[place]][name] = value
     for (owner, name), value in results["attributes"].items():
         setattr(state.with_attributes[owner], name, value)
-    for (number, name), value in results["buffers"].items():
-        assign_buffer(state.modules[number].module, name, value)
+    for (number, name), value in results["assigned"].items():
+        assign_state(state.modules[number].module, name, value)
     return results["returned"]

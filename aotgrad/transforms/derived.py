@@ -29,7 +29,7 @@ from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.assigned_buffers import AssignedResult
+from aotgrad.plan_cache.assigned_state import AssignedResult
 from aotgrad.plan_cache.call import AmbientState
 from aotgrad.plan_cache.entry import NotCompiled
 from aotgrad.torch_compat import OpSettings

@@ -12,7 +12,8 @@ from torch import nn
 
 import aotgrad
 from aotgrad.errors import CaptureError
-from aotgrad.plan_cache.module_state import LiftedModule, slots_of
+from aotgrad.plan_cache.module_slots import slots_of
+from aotgrad.plan_cache.module_state import LiftedModule
 
 
 class Tied(nn.Module):

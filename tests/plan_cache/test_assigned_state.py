@@ -1,4 +1,4 @@
-"""Buffers that a forward assigns: values, `None`, gradients, aliases and identities are eager's, call after call."""
+"""Buffers and attributes that a forward assigns: values, gradients, aliases and identities are eager's, call after call."""
 
 from __future__ import annotations
 
@@ -196,7 +196,26 @@ class Nested(nn.Module):
         return {"y": self.other(x), "number": 3}
 
 
-MODULES = [each for each in Assigning.__subclasses__()] + [Nested]
+BUFFERS = ("count", "first", "second", "cache")
+
+
+def with_attributes(kind: type[Assigning]) -> type[Assigning]:
+    """The same module with plain attributes in place of buffers."""
+
+    class WithAttributes(kind):
+        def __init__(self) -> None:
+            super().__init__()
+            buffers = {name: self._buffers.pop(name) for name in BUFFERS}
+            vars(self).update(buffers)
+
+        def own(self) -> dict[str, Any]:
+            return {**self._parameters, **{name: vars(self)[name] for name in BUFFERS}}
+
+    WithAttributes.__name__ = f"{kind.__name__}Attributes"
+    return WithAttributes
+
+
+MODULES = [*Assigning.__subclasses__(), Nested, *map(with_attributes, Assigning.__subclasses__())]
 
 
 def call(module: Any, owner: Any, x: torch.Tensor) -> dict[str, Any]:
