@@ -207,15 +207,21 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
 
 
 def module_with(
-    cache: PlanCache, mod: nn.Module, compile_copy: Callable[[nn.Module], nn.Module], reduced: Callable[[], tuple]
+    cache: PlanCache,
+    mod: nn.Module,
+    compile_copy: Callable[[nn.Module], nn.Module],
+    reduced: Callable[[], tuple],
+    assigned: Sequence[str] = (),
 ) -> nn.Module:
     """The module whose calls find their plans in `cache`; see `aot_module`.
 
     Args:
         compile_copy: makes the same of a copy of `mod`.
         reduced: what it is pickled as.
+        assigned: the buffers and attributes that calls are known to assign.
     """
-    lifted, transformed = LiftedModule(mod), Dispatch(cache)
+    lifted, transformed = LiftedModule(mod, owns_attributes=True), Dispatch(cache)
+    lifted.note_assigned(assigned)
     eager = functools.partial(type(mod).forward, mod)
 
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:

@@ -109,3 +109,19 @@ def pickled_parts(value: Any, seen: KnownKeys) -> tuple[Hashable, ...]:
     if isinstance(parts, str):
         return (Identity(value),)
     return tuple(hashable_key(list(part) if k > 2 and part is not None else part, seen) for k, part in enumerate(parts))
+
+
+class Plain:
+    """The smallest object with a dictionary and weak references."""
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether all the state of an object is its class and its dictionary."""
+    kind = type(value)
+    has_own_room = kind.__itemsize__ > 0 or kind.__basicsize__ > Plain.__basicsize__ or has_slots(kind)
+    is_pickled_otherwise = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__
+    return hasattr(value, "__dict__") and not has_own_room and not is_pickled_otherwise
+
+
+def has_slots(kind: type) -> bool:
+    return any(getattr(base, "__slots__", ()) for base in kind.__mro__)

@@ -11,15 +11,17 @@ on (`TensorAttribute`), as a buffer does. A write in place is a write to an argu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
+from aotgrad.guards.python_values import is_plain_object
 from aotgrad.plan_cache.module_slots import SKIPPED, TABLES, dotted
 
 
@@ -85,14 +87,14 @@ class ModuleContents:
         tables: the tables of parameters and buffers, each by its module's path and its own name.
         attributes: what each module holds in other attributes, by its path and "".
         names: the attributes that calls are known to assign.
-        leaves: what these hold in tuples, lists and dictionaries, by name.
+        containers: lists, dictionaries, and those of objects, in attributes, with a copy of each.
     """
 
     tables: Mapping[tuple[str, str], dict[str, Any]]
     attributes: Mapping[str, dict[str, Any]]
     contents: Mapping[tuple[str, str], dict[str, Any]]
     names: Collection[str]
-    leaves: Mapping[str, list[Any]]
+    containers: Sequence[tuple[str, Any, Any]]
 
     @classmethod
     def of(cls, module: nn.Module, names: Collection[str] = ()) -> ModuleContents:
@@ -101,9 +103,11 @@ class ModuleContents:
         attributes = {path: vars(part) for path, part in named}
         contents = {place: dict(table) for place, table in tables.items()}
         contents |= {(path, ""): dict(table) for path, table in attributes.items()}
-        known = ((path, key) for path, table in attributes.items() for key in table if dotted(path, key) in names)
-        leaves = {dotted(path, key): pytree.tree_leaves(attributes[path][key]) for path, key in known}
-        return cls(tables, attributes, contents, names, leaves)
+        own = ((path, key) for path, table in attributes.items() for key in table if key not in SKIPPED)
+        named_values = [(dotted(path, key), attributes[path][key]) for path, key in own]
+        held = ((name, vars(value) if is_plain_object(value) else value) for name, value in named_values)
+        containers = [(name, value, copy.copy(value)) for name, value in held if type(value) in (list, dict)]
+        return cls(tables, attributes, contents, names, containers)
 
     def clear(self) -> None:
         """Let every parameter and buffer be no tensor."""
@@ -116,6 +120,9 @@ class ModuleContents:
             if list(table) != list(self.contents[place]):
                 table.clear()
             table.update(self.contents[place])
+        for _, container, before in self.changed_containers():
+            container.clear()
+            (container.update if isinstance(container, dict) else container.extend)(before)
         for path, key, _ in list(self.changed_attributes()):
             before = self.contents[path, ""]
             if key in before:
@@ -147,21 +154,12 @@ class ModuleContents:
             if key not in self.attributes[path]:
                 raise CaptureError(f"the forward removes the attribute {dotted(path, key)!r}; assign None to it")
             found[dotted(path, key)] = value
-        self.reject_changed_containers(found)
+        for name, _, _ in self.changed_containers():
+            raise CaptureError(
+                f"the forward puts a tensor into {name!r}; a compiled module can only assign a new object to an attribute: "
+                "assign a copy with the tensor, or return the tensor"
+            )
         return found
-
-    def reject_changed_containers(self, assigned: Collection[str]) -> None:
-        """Raise if an attribute holds what it held, and that holds something else: its owner would not see it.
-
-        Raises:
-            CaptureError: names the attribute.
-        """
-        for path, table in self.attributes.items():
-            for name, key in [(dotted(path, key), key) for key in table]:
-                if name in self.leaves and name not in assigned:
-                    now, before = pytree.tree_leaves(table[key]), self.leaves[name]
-                    if list(map(id, now)) != list(map(id, before)):
-                        raise CaptureError(put_into(name))
 
     def changes(self) -> Iterator[tuple[tuple[str, str], str, Any]]:
         """The place, name and present value of each parameter and buffer that is another one, parameters first."""
@@ -172,15 +170,26 @@ class ModuleContents:
                     yield place, key, now.get(key)
 
     def changed_attributes(self) -> Iterator[tuple[str, str, Any]]:
-        """The path, key and present value of each attribute that is another one, if it is known or holds traced tensors."""
+        """The path, key and present value of each attribute that is another one, if it is known or holds tensors."""
         for path, now in self.attributes.items():
             before = self.contents[path, ""]
             for key in dict.fromkeys((*before, *now)):
                 if key in SKIPPED or (key in now and key in before and now[key] is before[key]):
                     continue
                 value = now.get(key)
-                if dotted(path, key) in self.names or any(map(torch_compat.is_traced, pytree.tree_leaves(value))):
+                if dotted(path, key) in self.names or holds_tensors(value):
                     yield path, key, value
+
+    def changed_containers(self) -> Iterator[tuple[str, Any, Any]]:
+        """The containers with other tensors than before: the name of the attribute, the object, and its copy."""
+        for name, container, before in self.containers:
+            now = list(map(id, pytree.tree_leaves(container)))
+            if now != list(map(id, pytree.tree_leaves(before))) and holds_tensors([container, before]):
+                yield name, container, before
+
+
+def holds_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(value))
 
 
 def reject_assigned_state(result: Any, where: str) -> Any:
@@ -200,11 +209,3 @@ def reject_assigned_state(result: Any, where: str) -> Any:
 def copy_to_assigned(name: str) -> str:
     """What a forward does in place of an assignment to a parameter or buffer."""
     return f"self.{name.rpartition('.')[2]}.copy_(...)"
-
-
-def put_into(attribute: str) -> str:
-    """What a forward did with a list or another object, in place of an assignment."""
-    return (
-        f"the forward puts a tensor into {attribute!r}; a compiled module can only assign a new object to an attribute: "
-        "assign a copy with the tensor, or return the tensor"
-    )

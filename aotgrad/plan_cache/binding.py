@@ -7,6 +7,7 @@ In: a function or module and a `PlanCache`. Out: a `BoundFunction`, which finds 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ def bind(function: Callable, cache: PlanCache) -> BoundFunction:
     """The calls of a function or module; of a result of `torch.compile`, the calls of the original."""
     function = torch_compat.uncompiled_function(function)
     if isinstance(function, nn.Module):
-        return BoundModule(cache, function, LiftedModule(function))
+        return BoundModule(cache, function, LiftedModule(function, owns_attributes=True))
     return PlainFunction(cache, function, state_of(function))
 
 
@@ -126,8 +127,9 @@ def module_call(
     lifted: LiftedModule, eager: Callable, args: tuple, kwargs: dict[str, Any]
 ) -> tuple[ModuleArguments, AmbientState]:
     """The flat arguments of one call of a module, and its state."""
-    tensors, value = lifted.read()
-    return ModuleArguments.after(tensors, args, kwargs), AmbientState(eager, value, lambda: lifted.read()[1])
+    tensors, state = lifted.read_state()
+    reread = functools.partial(lifted.value_with, state.names)  # a trace may find more names
+    return ModuleArguments.after(tensors, args, kwargs), AmbientState(eager, state.value, reread)
 
 
 def state_of(fn: Callable) -> Callable[[], AmbientState]:

@@ -214,7 +214,7 @@ class FlatCall:
         args, kwargs = self.arguments.rebuild(self.dedupe.exit(distinct))
         before = Arguments.of(args, kwargs)
         wrappers = [TracedWrapper(value, end.name, end.is_leaf) for end, value in self.output.wrappers.live_arguments()]
-        with self.reads.of(distinct, wrappers), watched_modules():
+        with self.reads.of(distinct, wrappers), watched_modules(function_of(self.function)):
             result = self.function(*args, **kwargs)
         check_containers(before, Arguments.of(args, kwargs))
         return self.output.flatten(result, before.tensors)
@@ -295,6 +295,11 @@ class TracedOnce:
         except Exception as error:
             self.raised = error
             raise
+
+
+def function_of(function: Callable) -> Callable:
+    """The user's function."""
+    return function.function if isinstance(function, TracedOnce) else function
 
 
 def forget_frames(error: BaseException | None) -> None:

@@ -82,3 +82,11 @@ def tensor_attributes(module: nn.Module, names: Collection[str]) -> list[TensorA
         places = ((key, dotted(path, key)) for key in vars(part) if key not in SKIPPED)
         found += [TensorAttribute.of(name, vars(part), key) for key, name in places if name in names]
     return [each for each in found if each.slots]
+
+
+def attributes_that_are_tensors(module: nn.Module) -> Iterator[str]:
+    """The names of the plain attributes of a module tree that are a tensor of the usual kind."""
+    for path, part in module.named_modules():
+        for key, value in vars(part).items():
+            if type(value) is torch.Tensor and value.layout is torch.strided and key not in SKIPPED:
+                yield dotted(path, key)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,9 +28,9 @@ from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
 from aotgrad.guards.dictionaries import Watch, watch
-from aotgrad.guards.python_values import Identity, KnownKeys, hashable_key, is_fixed
+from aotgrad.guards.python_values import Identity, KnownKeys, hashable_key, is_fixed, is_plain_object
 from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.assigned_state import AssignedResult, ModuleContents, copy_to_assigned, put_into
+from aotgrad.plan_cache.assigned_state import AssignedResult, ModuleContents, copy_to_assigned
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_slots import (
     FLAT_WEIGHTS,
@@ -39,6 +40,7 @@ from aotgrad.plan_cache.module_slots import (
     TABLES,
     Slot,
     TensorAttribute,
+    attributes_that_are_tensors,
     dotted,
     slots_of,
     tensor_attributes,
@@ -144,22 +146,6 @@ class Watched:
                 self.add_all(value for _, value in class_attributes(base) if is_readable(value))
 
 
-class Plain:
-    """The smallest object with a dictionary and weak references."""
-
-
-def is_plain_object(value: Any) -> bool:
-    """Whether all the state of an object is its class and its dictionary."""
-    kind = type(value)
-    has_own_room = kind.__itemsize__ > 0 or kind.__basicsize__ > Plain.__basicsize__ or has_slots(kind)
-    is_pickled_otherwise = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not object.__reduce__
-    return hasattr(value, "__dict__") and not has_own_room and not is_pickled_otherwise
-
-
-def has_slots(kind: type) -> bool:
-    return any(getattr(base, "__slots__", ()) for base in kind.__mro__)
-
-
 def is_assignable(kind: type) -> bool:
     """Whether attributes of a class can be assigned; those of static C types cannot."""
     return bool(kind.__flags__ & HEAP_TYPE)
@@ -211,6 +197,11 @@ class Unchanged:
         )
 
 
+def content_of(modules: KnownKeys, value: Any) -> Hashable:
+    """A key of a value that may refer to modules. No method: a state in a cycle would keep tensors until a collection."""
+    return hashable_key(value, dict(modules))
+
+
 class OfClasses(tuple):
     """The part of a state that consists of code: two processes with the same code agree on it."""
 
@@ -224,15 +215,16 @@ class ModuleState:
 
     def __init__(self, module: nn.Module, names: Collection[str] = ()) -> None:
         named = dict(module.named_modules())
-        self.seen: KnownKeys = {id(part): (part, ("module", name)) for name, part in named.items()}
+        self.names = names
+        content = functools.partial(content_of, {id(part): (part, ("module", name)) for name, part in named.items()})
         watched = Watched(list(named.values()))
         watched.add_all(torch_compat.global_module_hooks())
         everywhere = tuple(tuple(map(Identity, hooks.values())) for hooks in torch_compat.global_module_hooks())
-        classes = OfClasses(class_state(kind, self.content) for kind in watched.classes)
-        parts = (own_state(part, without_tensors(path, part, names), self.content) for path, part in named.items())
+        classes = OfClasses(class_state(kind, content) for kind in watched.classes)
+        parts = (own_state(part, without_tensors(path, part, names), content) for path, part in named.items())
         self.value = HashedOnce((everywhere, classes, *parts))
         self.attributes = [slot.table[slot.key] for each in tensor_attributes(module, names) for slot in each.slots]
-        self.unchanged = Unchanged(watched, self.content)
+        self.unchanged = Unchanged(watched, content)
         tables = (part.__dict__[table] for table in TABLES for part in named.values())
         self.own = OwnTensors.of([table for table in tables if table])
 
@@ -246,9 +238,6 @@ class ModuleState:
                 return False
             self.own = own
         return True
-
-    def content(self, value: Any) -> Hashable:
-        return hashable_key(value, dict(self.seen))
 
     def tensors(self) -> list[torch.Tensor]:
         """The tensors in the order of `LiftedModule.places`; one with several names occurs several times.
@@ -279,12 +268,15 @@ class OwnTensors(NamedTuple):
         return cls(tables, watched, tensors, places)
 
 
+OWN_TENSOR = ("a tensor of the module's own",)
+
+
 def without_tensors(path: str, module: nn.Module, names: Collection[str]) -> Mapping[str, Any]:
-    """The attributes of one module; in those with the names, each tensor is its class, since it is an argument."""
+    """The attributes of one module. In those with the names, tensors are arguments, and no part of the state."""
     attributes = {name: value for name, value in vars(module).items() if name not in SKIPPED}
     for key in attributes if names else ():
         if dotted(path, key) in names:
-            attributes[key] = ("attribute with tensors", pytree.tree_map_only(torch.Tensor, type, attributes[key]))
+            attributes[key] = pytree.tree_map_only(torch.Tensor, lambda tensor: OWN_TENSOR, attributes[key])
     return attributes
 
 
@@ -314,15 +306,23 @@ class LiftedModule:
     """`forward(*tensors, *args)` runs the module with `tensors` for its parameters, buffers and `assigned` attributes.
 
     Its result is an `AssignedResult` if the module assigns buffers or attributes.
+
+    Attributes:
+        owns_attributes: whether a plain attribute that is a tensor is the module's own, even if no trace assigns it.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, *, owns_attributes: bool = False) -> None:
+        self.module, self.owns_attributes = module, owns_attributes
         self.state: ModuleState | None = None
         self.assigned: set[str] = set()  # the buffers and attributes that a trace was found to assign
         self.swaps = 0  # odd while a trace has its own tensors in the module
 
     def read(self) -> tuple[list[torch.Tensor], Hashable]:
+        """The module's tensors and its other state."""
+        tensors, state = self.read_state()
+        return tensors, state.value
+
+    def read_state(self) -> tuple[list[torch.Tensor], ModuleState]:
         """The module's tensors and its other state. Waits while another thread traces the module."""
         while True:
             swaps = self.swaps
@@ -330,7 +330,7 @@ class LiftedModule:
                 state = self.current_state()
                 tensors = state.tensors()
                 if swaps == self.swaps:
-                    return tensors, state.value
+                    return tensors, state
             with COMPILING:
                 pass
 
@@ -340,17 +340,27 @@ class LiftedModule:
 
     def moving(self) -> set[str]:
         """The paths of the tensors that calls assign, which are other ones in each call."""
-        return self.assigned.union(slot.name for each in self.places.attributes for slot in each.slots)
+        attributes = tensor_attributes(self.module, self.assigned)
+        return self.assigned.union(slot.name for each in attributes for slot in each.slots)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Those of attributes whose tensors are the module's own."""
+        return self.assigned.union(attributes_that_are_tensors(self.module)) if self.owns_attributes else self.assigned
 
     @property
     def places(self) -> Places:
-        return Places(slots_of(self.module), tensor_attributes(self.module, self.assigned))
+        return Places(slots_of(self.module), tensor_attributes(self.module, self.names))
 
     def note_assigned(self, names: Iterable[str]) -> None:
         """From now on, the tensors of these buffers and attributes are the module's own."""
         if not self.assigned.issuperset(names):
             self.assigned = self.assigned.union(names)
             self.state = None
+
+    def value_with(self, names: Collection[str]) -> Hashable:
+        """The present value of the state, where tensors are the module's own in the attributes with these names."""
+        return ModuleState(self.module, names).value
 
     def known(self, inputs: tuple, counts: Collection[int]) -> tuple[list[Any], Hashable] | None:
         """The module's tensors with `inputs`, and its other state.
@@ -366,7 +376,7 @@ class LiftedModule:
     def current_state(self) -> ModuleState:
         state = self.state
         if state is None or not state.is_current():
-            state = self.state = ModuleState(self.module, self.assigned)
+            state = self.state = ModuleState(self.module, self.names)
         return state
 
     @property
@@ -385,14 +395,16 @@ class LiftedModule:
 
     @contextlib.contextmanager
     def replaced(self, places: Places, tensors: Sequence[torch.Tensor]) -> Iterator[ModuleContents]:
-        before = ModuleContents.of(self.module, self.assigned)
+        names = self.names
+        before = ModuleContents.of(self.module, names)
         self.swaps += 1
         try:
             before.clear()
             places.put(tensors)
             with kept_flat_weights(self.module):
-                yield ModuleContents.of(self.module, self.assigned)
+                yield ModuleContents.of(self.module, names)
         finally:
+            places.drop()
             before.restore()
             self.swaps += 1
 
@@ -413,7 +425,7 @@ class Places:
 
     @functools.cached_property
     def slots(self) -> list[Slot]:
-        return [*self.own, *(slot for each in self.attributes for slot in each.slots)]
+        return [*self.own, *itertools.chain(*(each.slots for each in self.attributes))]
 
     def put(self, tensors: Sequence[torch.Tensor]) -> None:
         """Let the module hold other tensors."""
@@ -421,6 +433,11 @@ class Places:
             slot.table[slot.key] = tensor
         for each in self.attributes:
             each.put()
+
+    def drop(self) -> None:
+        """Keep no tensors that were put into attributes."""
+        for slot in itertools.chain(*(each.slots for each in self.attributes)):
+            slot.table[slot.key] = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -448,7 +465,6 @@ class LiftedForward:
             result = self.lifted.run(*everything[count:], **kwargs)
             assigned.update(contents.assigned())
         self.lifted.note_assigned(assigned)
-        check_keeps_no_traced(self.lifted.module)
         return AssignedResult(result, assigned) if assigned else result
 
 
@@ -486,16 +502,3 @@ def kept_flat_weights(module: nn.Module) -> Iterator[None]:
         for table, kept in zip(recurrent, before, strict=True):
             del table["flatten_parameters"]
             table.update(kept)
-
-
-def check_keeps_no_traced(module: nn.Module) -> None:
-    """Raise if the object in an attribute holds a tensor of the trace: later calls would not update it.
-
-    Raises:
-        CaptureError: names the attribute.
-    """
-    for name, part in module.named_modules():
-        for key, value in part.__dict__.items():
-            if (key in TABLES or key not in SKIPPED) and any(map(torch_compat.is_traced, pytree.tree_leaves(value))):
-                attribute = f"{name}.{key}" if name else key
-                raise CaptureError(put_into(attribute))

@@ -12,7 +12,7 @@ from typing import Any
 
 from aotgrad import ir, torch_compat
 from aotgrad.graph.memory_owners import memory_owner
-from aotgrad.ir import BackwardSegment
+from aotgrad.ir import BackwardSegment, TensorInput
 from aotgrad.runtime.mutation_steps import MutationSteps
 from aotgrad.runtime.segments import memory_of
 from aotgrad.runtime.stage_results import StageResults, has_strides_of, is_changed, result_name
@@ -66,7 +66,7 @@ class NodeSteps:
             return
         changed = (index for index in self.capture.asked_inputs if self.meta.info(index).mutation.data)
         copied = frozenset(self.inputs[index] for index in changed)
-        yield KeepInputs(self.results.primals, self.mutated(), copied)
+        yield KeepInputs(self.results.primals, self.mutated(), copied, self.unread())
         for number in reversed(range(len(self.segments))):
             yield from self.writes_before(number)
             yield from (view for index, view in self.views.later_views() if self.made_at.get(index) == number)
@@ -74,6 +74,14 @@ class NodeSteps:
             yield from self.attach_segment(number)
             yield from self.assembled_after(number)
         yield from self.recorded_results()
+
+    def unread(self) -> frozenset[str]:
+        """Inputs with a history that no graph reads: a node that kept it would keep what eager frees, call after call."""
+        specs = dict(zip(self.inputs, self.capture.inputs, strict=True))
+        gradients = {self.inputs[g.of.index] for s in self.segments for g in s.gradients if isinstance(g.of, Primal)}
+        names = (name for node, name in self.results.primal_names.items() if not node.users and name not in gradients)
+        tensors = ((name, spec) for name in names if isinstance(spec := specs[name], TensorInput))
+        return frozenset(name for name, spec in tensors if spec.requires_grad and not spec.is_leaf)
 
     def mutated(self) -> frozenset[str]:
         infos = zip(self.inputs, self.meta.inputs, strict=True)

@@ -159,21 +159,25 @@ class KeepInputs(Step):
     """Keep `primals` for gradients of gradients.
 
     `mutated`: those that change after this step. `copied`: those whose old value the function branches on, so a retrace
-    needs it.
+    needs it. `unread`: those that are kept without their history.
     """
 
     primals: tuple[str, ...]
     mutated: frozenset[str]
     copied: frozenset[str] = frozenset()
+    unread: frozenset[str] = frozenset()
 
     def reads(self) -> tuple[str, ...]:
         return self.primals
 
     def emit(self, writer: SourceWriter) -> None:
         state = "state" if "state" in writer.bound else "None"
-        kept = tuple_of([f"{name}.clone()" if name in self.copied else name for name in self.primals])
+        kept = tuple_of(list(map(self._kept, self.primals)))
         versions = versions_text([(name, self._version(name, writer)) for name in self.primals])
         writer.line(f"recomputation = Recomputation(({kept}), {versions}, {state})")
+
+    def _kept(self, name: str) -> str:
+        return f"{name}.clone()" if name in self.copied else f"{name}.detach()" if name in self.unread else name
 
     def _version(self, name: str, writer: SourceWriter) -> str:
         is_known = isinstance(writer.fakes.get(name), torch.Tensor) and name not in self.mutated

@@ -136,19 +136,25 @@ def load(
     if kind == "step":
         given = State.of(state or ())
         check_structure(header["structure"], structure_of([each.module for each in given.modules]))
+        for lifted, names in zip(given.modules, header["assigned"], strict=True):
+            lifted.note_assigned(names)
         return step_with(plans, function, given, header["keep_gradients"])
     if kind == "function":
         return function_with(plans, function, header["static_count"])
     if not isinstance(original, nn.Module):
         raise ShippingError(f"{path} has the plans of a module, which has its parameters: load(path, module)")
     check_structure(header["structure"], structure_of([original]))
-    return module_with(plans, original, lambda copied: bound_copy(plans, copied), reject_pickle)
+    return bound_module(plans, original, *header["assigned"])
 
 
-def bound_copy(plans: LoadedPlans, module: nn.Module) -> nn.Module:
-    """The same plans for a copy of their module."""
-    fresh = LoadedPlans(plans.compiler, plans.name, filed=plans.filed, recompiles=plans.recompiles)
-    return module_with(fresh, module, lambda copied: bound_copy(fresh, copied), reject_pickle)
+def bound_module(plans: LoadedPlans, module: nn.Module, assigned: Sequence[str]) -> nn.Module:
+    """The module with these plans, which assign the named buffers and attributes. A copy has the same ones."""
+
+    def compile_copy(copied: nn.Module) -> nn.Module:
+        fresh = LoadedPlans(plans.compiler, plans.name, filed=plans.filed, recompiles=plans.recompiles)
+        return bound_module(fresh, copied, assigned)
+
+    return module_with(plans, module, compile_copy, reject_pickle, assigned)
 
 
 def reject_pickle() -> NoReturn:
@@ -191,8 +197,8 @@ def header_of(calls: Any, options: Mapping[str, Any], plans: Sequence[Any], has_
     devices = {
         spec.fake.device.type for plan in plans for spec, _ in plan.executable.arguments if not isinstance(spec, SymInput)
     }
-    owned = [calls.module] if isinstance(calls, BoundModule) else []
-    owned += [each.module for each in calls.state.modules] if isinstance(calls, TrainStep) else []
+    owned = [calls.lifted] if isinstance(calls, BoundModule) else []
+    owned += calls.state.modules if isinstance(calls, TrainStep) else []
     backend = calls.cache.compiler.backend.name
     return {
         "aotgrad": code_version(),
@@ -209,7 +215,8 @@ def header_of(calls: Any, options: Mapping[str, Any], plans: Sequence[Any], has_
         "warning": "members in code/ and libraries/ are programs that trust=True runs" if has_code else "no code",
         "static_count": getattr(calls, "static_count", 0),
         "keep_gradients": getattr(calls, "keep_gradients", True),
-        "structure": structure_of(owned),
+        "structure": structure_of([each.module for each in owned]),
+        "assigned": [sorted(each.assigned) for each in owned],
     }
 
 

@@ -74,7 +74,7 @@ class State:
         objects = pytree.tree_leaves(list(objects))
         for value in objects:
             reject_unknown(value)
-        modules = tuple(LiftedModule(each) for each in objects if isinstance(each, nn.Module))
+        modules = tuple(LiftedModule(each, owns_attributes=True) for each in objects if isinstance(each, nn.Module))
         optimizers = tuple(each for each in objects if isinstance(each, torch.optim.Optimizer))
         scalers = tuple(each for each in objects if isinstance(each, torch.amp.GradScaler))
         return cls(modules, optimizers, scalers, tuple(each for each in objects if isinstance(each, torch.Tensor)))

@@ -15,7 +15,6 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.plan_cache.assigned_state import ModuleContents
-from aotgrad.plan_cache.module_state import check_keeps_no_traced
 from aotgrad.subclasses.forms import form_of, is_wrapper, parts_of
 from aotgrad.training_step.optimizer_calls import recorded_calls, separate_fused_updates
 from aotgrad.training_step.refusals import (
@@ -93,7 +92,7 @@ class TracedStep:
         found = self.state.read()
         pairs = Pairs.of(found, tensors, gradients)
         reject_pending(self.state.scalers)
-        contents = [ModuleContents.of(lifted.module, lifted.assigned) for lifted in self.state.modules]
+        contents = [ModuleContents.of(lifted.module, lifted.names) for lifted in self.state.modules]
         with (
             restored_objects(self.state.optimizers, self.state.scalers, contents),
             torch_compat.default_foreach(pairs.real),
@@ -116,7 +115,6 @@ class TracedStep:
             results = pairs.outside(Results(returned=returned, assigned=assigned, **self.checked(changes)), (args, kwargs))
         for k, lifted in enumerate(self.state.modules):
             lifted.note_assigned([name for number, name in assigned if number == k])
-            check_keeps_no_traced(lifted.module)
         pairs.count_versions()
         return results
 

@@ -576,14 +576,35 @@ def changed_container():
 
 @error_case
 def kept_tensor():
-    """A module keeps a tensor in an attribute."""
+    """A module puts a tensor into a list of its own."""
 
     class Keeping(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.results = []
+
         def forward(self, x):
-            self.last = x * 2
+            self.results.append(x * 2)
             return x
 
     aotgrad.aot_module(Keeping(), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def removed_attribute():
+    """A module removes an attribute that is a tensor."""
+
+    class Removing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = torch.ones(3)
+
+        def forward(self, x):
+            y = x * self.last
+            del self.last
+            return y
+
+    aotgrad.aot_module(Removing(), aotgrad.nop)(torch.ones(3))
 
 
 @error_case

@@ -622,13 +622,32 @@ def test_a_function_may_make_modules():
         torch.testing.assert_close(run(torch.ones(3)), torch.full((2,), 5.0))
 
 
-@pytest.mark.xfail(strict=True, reason="nothing tells that an attribute is assigned which is no buffer")
-def test_a_plain_attribute_of_a_module_that_is_closed_over():
-    class Keeping(nn.Module):
-        def forward(self, x):
-            self.last = x * 2
-            return x + 1
+class KeepingInAnAttribute(nn.Module):
+    def forward(self, x):
+        self.last = (x * 2, 3)
+        return x + 1
 
-    module = Keeping()
-    aotgrad.aot_function(lambda x: module(x), "eager")(torch.ones(3))
-    assert type(module.last) is torch.Tensor
+
+KEEPING = KeepingInAnAttribute()
+
+
+@pytest.mark.parametrize("function", [KEEPING.forward, lambda x: KEEPING(x) * 2], ids=["method", "function"])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("before", [{}, {"last": None}, {"last": 5}], ids=["absent", "none", "number"])
+def test_a_plain_attribute_of_a_module_that_is_closed_over(function, backend, before):
+    vars(KEEPING).pop("last", None)
+    vars(KEEPING).update(before)
+    for x in (torch.ones(3), torch.ones(3, requires_grad=True)):
+        with pytest.raises(CaptureError, match="assigns a tensor to 'last' of a KeepingInAnAttribute, which is no argument"):
+            aotgrad.aot_function(function, backend)(x)
+        assert {name: value for name, value in vars(KEEPING).items() if name == "last"} == before
+
+
+def test_a_function_may_call_what_it_has_made():
+    def f(x):
+        inner = KeepingInAnAttribute()
+        return inner(x) + inner.last[0]
+
+    run = aotgrad.aot_function(f, "eager")
+    for _ in range(2):
+        assert torch.equal(run(torch.ones(3)), torch.full((3,), 4.0))

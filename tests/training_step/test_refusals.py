@@ -71,7 +71,7 @@ def scaler_inside(model, optimizer, x, y):
 
 
 def kept_tensor(model, optimizer, x, y):
-    model.last = model(x)
+    model.last = model(x)  # with its history
 
 
 REFUSED = {
@@ -86,7 +86,7 @@ REFUSED = {
     gradient_of_an_argument: "backward\\(\\) gives an argument a gradient; list the tensor",
     sparse_gradient: "a gradient is sparse.*; use dense gradients",
     scaler_inside: "a GradScaler is used by scale\\(\\) and is not listed in `state`, at .*; list it there",
-    kept_tensor: "the forward keeps a tensor in 'last'",
+    kept_tensor: "'last' is assigned a tensor that requires grad; assign its detach\\(\\)",
 }
 
 
