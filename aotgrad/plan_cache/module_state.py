@@ -349,8 +349,8 @@ class LiftedModule:
         return self.assigned.union(attributes_that_are_tensors(self.module)) if self.owns_attributes else self.assigned
 
     @property
-    def places(self) -> Places:
-        return Places(slots_of(self.module), tensor_attributes(self.module, self.names))
+    def places(self) -> OwnPlaces:
+        return OwnPlaces(slots_of(self.module), tensor_attributes(self.module, self.names))
 
     def note_assigned(self, names: Iterable[str]) -> None:
         """From now on, the tensors of these buffers and attributes are the module's own."""
@@ -394,7 +394,7 @@ class LiftedModule:
         return result
 
     @contextlib.contextmanager
-    def replaced(self, places: Places, tensors: Sequence[torch.Tensor]) -> Iterator[ModuleContents]:
+    def replaced(self, places: OwnPlaces, tensors: Sequence[torch.Tensor]) -> Iterator[ModuleContents]:
         names = self.names
         before = ModuleContents.of(self.module, names)
         self.swaps += 1
@@ -417,7 +417,7 @@ class LiftedModule:
 
 
 @dataclass(frozen=True)
-class Places:
+class OwnPlaces:
     """Where a module holds its own tensors. `slots`: parameters, buffers, then those of `attributes`."""
 
     own: Sequence[Slot]
@@ -450,7 +450,7 @@ class LiftedForward:
     lifted: LiftedModule
 
     @functools.cached_property
-    def places(self) -> Places:
+    def places(self) -> OwnPlaces:
         """Those of the module when this was called first."""
         return self.lifted.places
 

@@ -76,11 +76,14 @@ class NodeSteps:
         yield from self.recorded_results()
 
     def unread(self) -> frozenset[str]:
-        """Inputs with a history that no graph reads: a node that kept it would keep what eager frees, call after call."""
+        """Tensors of a module with a history that no graph reads: a node that kept it would keep that of all calls before.
+
+        Only those: a derivative does not read an input if it gets what was computed from it, and depends on it all the same.
+        """
         specs = dict(zip(self.inputs, self.capture.inputs, strict=True))
         gradients = {self.inputs[g.of.index] for s in self.segments for g in s.gradients if isinstance(g.of, Primal)}
         names = (name for node, name in self.results.primal_names.items() if not node.users and name not in gradients)
-        tensors = ((name, spec) for name in names if isinstance(spec := specs[name], TensorInput))
+        tensors = ((name, spec) for name in names if isinstance(spec := specs[name], TensorInput) and spec.path is not None)
         return frozenset(name for name, spec in tensors if spec.requires_grad and not spec.is_leaf)
 
     def mutated(self) -> frozenset[str]:

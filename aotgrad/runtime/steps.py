@@ -177,7 +177,13 @@ class KeepInputs(Step):
         writer.line(f"recomputation = Recomputation(({kept}), {versions}, {state})")
 
     def _kept(self, name: str) -> str:
-        return f"{name}.clone()" if name in self.copied else f"{name}.detach()" if name in self.unread else name
+        return (
+            f"{name}.clone()"
+            if name in self.copied
+            else f"{name}.detach().requires_grad_()"
+            if name in self.unread
+            else name
+        )
 
     def _version(self, name: str, writer: SourceWriter) -> str:
         is_known = isinstance(writer.fakes.get(name), torch.Tensor) and name not in self.mutated

@@ -194,6 +194,20 @@ def test_what_an_attribute_was_is_freed():
     assert before() is None
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_gradients_of_gradients_where_nothing_reads_what_is_assigned(backend):
+    reference, module = New(), New()
+    run = aotgrad.aot_module(module, backend)
+    found = []
+    for forward, owner in ((run, module), (reference, reference)):
+        x = torch.linspace(0, 1, 6).view(2, 3).requires_grad_()
+        total = sum(forward(x * number).pow(3).sum() + owner.last.pow(2).sum() for number in range(1, 4))
+        (first,) = torch.autograd.grad(total, x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+        found.append([first, second, *torch.autograd.grad(second.sum(), [x, owner.linear.weight])])
+    torch.testing.assert_close(*found)
+
+
 def test_an_attribute_that_is_replaced_outside_needs_no_plan():
     """It is an argument of the plan, as a buffer is."""
     reference = ChangedInPlace()
