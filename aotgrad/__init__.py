@@ -1,4 +1,42 @@
-"""aotgrad: an ahead-of-time autograd compiler for PyTorch."""
+"""aotgrad: an ahead-of-time autograd compiler for PyTorch.
+
+`api` has the public functions, `pipeline` the stages of a compilation, `ir` and `slots` the types that pass between stages,
+`options` the options, `errors` the exceptions. The folders of the stages, in their order:
+
+capture        runs the function once on fake inputs, under functionalization
+analysis       how inputs are mutated, what outputs alias
+convention     one input for several arguments that are one tensor, or share memory
+joint          the backward, appended to the same graph
+passes         simplifies graphs
+partition      forward and backward graph, and the values saved between them
+backends       each graph -> a callable
+runtime        one function around the callables, and its autograd nodes
+
+What leads to a compilation, and what remains of it:
+
+frontends      the entry points of other libraries: Dynamo, "inductor", functorch's names
+plan_cache     what happens in one call: its plan is found, or compiled
+guards         what decides whether a call may reuse a plan
+transforms     derivatives and batches of a compiled function
+training_step  a whole step of training as one graph
+subclasses     wrapper subclasses, taken apart into plain tensors
+eager_calls    calls of functions that are not traced
+cache          compiled functions on disk
+shipping       compiled functions in a file, for another process
+export         traced functions as graphs for other programs
+
+Facts, tools and reports:
+
+graph          facts about ops and graphs
+torch_compat   the only place for private names of torch
+native         what takes the most time in a call, in C++
+telemetry      counters, logs, names of compilations
+verify         the contracts of the stages
+printing       stages as text
+inspect        reports for people
+debug          finds where a backend fails
+conformance    compares a backend with eager
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -56,6 +57,15 @@ def test_the_top_level_is_small():
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_says_what_it_is_for(name):
     assert len((ast.get_docstring(FILES[f"{name}/__init__.py"]) or "").splitlines()) >= 3
+
+
+@pytest.mark.parametrize("name", [".", *ROOMS])
+def test_a_room_names_every_module(name):
+    """As `stem`, `stem.name` or `stem.py`, or at the left of a table."""
+    docstring = ast.get_docstring(FILES[str(Path(name, "__init__.py"))]) or ""
+    inside = {*(PACKAGE / name).glob("[!_]*.py"), *(path.parent for path in (PACKAGE / name).glob("*/__init__.py"))}
+    stems = sorted(path.stem for path in inside)
+    assert [stem for stem in stems if not re.search(rf"`{stem}(\.\w+)?`|^{stem}  ", docstring, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize("name", ROOMS)

@@ -1,9 +1,43 @@
 """Each graph of a partition -> a callable.
 
-`kit.Backend` is the base class for authors of backends; `FunctionBackend` wraps any compiler of graphs. `registry` finds
-backends by name. `eager` runs a graph's own code, `interpreter` runs it op by op, `inductor` compiles it. `corrected` lists
-the corrections of Inductor. `graph_values` describes inputs and outputs to an author. Most other modules prepare graphs for
-one of these; the first line of each says what it does. `pieces` runs a graph that `uncompiled` or `layers` has cut.
+base              the interface of the compilers of a partition's halves
+kit               `Backend`, the base class for authors; `FunctionBackend` wraps any compiler of graphs
+registry          backends by name
+graph_values      describes the inputs and outputs of a graph to an author
+
+eager             runs a graph's own code
+interpreter       runs a graph op by op, and compares each value with the traced one
+inductor          compiles a graph with Inductor
+
+Several backends:
+
+boxed_code        generated code that takes its arguments in one list
+generator_inputs  generators as inputs, for CUDA graphs
+gradient_mode     runs halves in the gradient mode that their ops need
+graphs            helpers: replace outputs, insert nodes
+own_rules         arguments with a `__torch_function__`
+pieces            runs a graph in the pieces that `uncompiled` or `layers` has cut
+uncompiled        cuts out the ops that a compiler cannot compile
+layers            finds the equal layers of a model, which are compiled once
+layouts           copies results whose strides a backend has changed
+
+Graphs for `eager`:
+
+buffer_reuse      writes results into buffers at their last use
+in_place_updates  computes new values of inputs in place
+slices            many slices of a tensor in one call
+
+Graphs for `inductor`:
+
+corrected         the table of corrections
+closed_over       closed-over tensors as inputs
+copies            results that passes have aliased get their own memory
+decompositions    decompositions in place of torch's
+early_writes      writes inputs as soon as their new values are computed
+floats            Python floats as 0-d tensors
+lone_ops          ops that are worth compiling alone
+parts             results that are parts of a value keep the memory of the whole
+seeds             seeds of random ops
 """
 
 from __future__ import annotations

@@ -1,7 +1,35 @@
 """A function and the specs of its inputs -> `Capture`: the function runs once on fake tensors, under functionalization.
 
-`trace.capture_function` is the stage; `fake.make_input_specs` makes its input. `fast_recorder` and `recorder` write nodes,
-`function_mode` intercepts calls of torch functions, `functional` makes the traced arguments, `regions` handles checkpoints,
-and `values` handles numbers that depend on data. `hooks`, `views_before_mutation`, `gradient_aliases`, `repeats` and
-`indexing` record what the graph does not show.
+trace                  `capture_function`, the stage
+fake                   the input specs: real inputs -> fake tensors
+functional             functional wrappers around the fakes: the traced arguments
+trace_state            the global state of a trace
+garbage                pauses garbage collection
+
+How nodes are recorded:
+
+fast_recorder          nodes of ordinary ops, without proxies
+recorder               the other nodes, by the FX tracer
+function_mode          intercepts calls of torch functions
+generator              follows the random generator
+literals               tensors of symbolic numbers
+
+Calls that are recorded differently:
+
+casting_calls          kernels that call ops of autocast
+eager_calls            functions that are not traced
+inner_backwards        backwards that the function runs itself
+kept_calls             functions that a backend keeps whole
+kernels                refuses some wrapped Triton kernels
+regions                checkpointed regions
+undo                   effects of a function that runs once more
+values                 numbers that depend on data
+
+What the graph does not show:
+
+gradient_aliases       values that the function both computes and gets
+hooks                  hooks that the function registers
+indexing               views that eager does not make
+repeats                computations that repeat earlier ones
+views_before_mutation  views that were made before the last write to their memory
 """

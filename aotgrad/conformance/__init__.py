@@ -11,5 +11,7 @@ sweep         many tasks, in worker processes that may crash or hang
 backend       checks a backend; minimizes its failures
 excluded      a backend without some ops
 report        the results for a backend, as text and as JSON
+tables        what tables of results have in common
+progress      a progress bar
 command       the command line
 """

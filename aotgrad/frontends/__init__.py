@@ -2,6 +2,6 @@
 
 `dynamo` is the backend of `torch.compile`, also for graphs with `list_inputs`. `install` makes "inductor" mean aotgrad,
 `accelerate` extends that library's list of names, and `functorch_names` has the compilers of `functorch.compile`.
-`supported_versions` lists what was tested.
+`checkpoint_name` names values inside a function for options. `supported_versions` lists what was tested.
 Only `aotgrad` itself imports them.
 """

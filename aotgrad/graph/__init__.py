@@ -1,9 +1,38 @@
-"""Facts about ops and graphs, for every stage; nothing here depends on a compilation.
+"""Facts about ops and graphs, for every stage; nothing here depends on a compilation. Every room may import these.
 
-`op_table` classifies ops, `equality` says which nodes compute the same, `memory_owners` whose memory a value lies in,
-`copies` copies graphs, `ends` has what they return, `symbols` which symbols a value mentions, `source_lines` which user
-code a node comes from, `gradient_masks` which gradients an op can skip. `geometry` has the place of a tensor in its
-storage, `lazy_module` graph modules whose code is generated on demand. `strided_overlap` is an algorithm on integers;
-`link_schedule` and `message_order` simulate and arrange messages. `collectives` says when those of a backward run. Every
-room may import these.
+op_table             which ops are views, random, effectful, cheap
+
+Nodes and values:
+
+autograd_nodes       nodes of torch's autograd graph
+dependents           what depends on some nodes
+draws                random ops that draw the same numbers
+equality             which nodes compute the same
+geometry             where a tensor lies in its storage
+gradient_masks       which gradients an op can skip
+memory_owners        whose memory a value lies in
+source_lines         which user code a node comes from
+symbols              which symbols a value mentions
+
+Graphs:
+
+copies               copies of graphs
+ends                 what a graph returns
+lazy_module          graph modules whose code is generated on demand
+
+Targets of nodes that are no ops:
+
+cases                gradients that a custom function computes in several ways
+functionalized_call  calls that change arguments
+host_copies          copies to the host and back
+kept_calls           calls that a backend keeps whole
+
+Collectives, and algorithms without torch:
+
+collectives          when a collective of a backward runs
+early_order          runs blocks of ops as soon as possible
+link_schedule        simulates messages beside computations
+message_order        when messages start and are waited for
+repeats              the layers of a model in the order of its ops
+strided_overlap      whether two strided tensors share memory
 """

@@ -2,7 +2,8 @@
 
     native.lookup("versions_of", in_python)      the function in C++, or `in_python`; a caller asks once per plan
 
-The first caller, which is about to run what it has compiled, lets another process build them, once per torch and Python.
+The first caller, which is about to run what it has compiled, lets another process build them (`background`), once per torch
+and Python; `build` runs the compiler.
 
 `library.cpp` asks a list of tensors in one call, where Python takes 40 to 60 ns per question about a tensor. `node.h` makes
 and runs autograd nodes. The functions, and what runs without them, are in `docs/native.md`.

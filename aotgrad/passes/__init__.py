@@ -3,7 +3,48 @@
     JOINT            the passes that every joint graph goes through before it is partitioned
     register(...)    passes of your own, on joint, forward or backward graphs
 
-`base` has the interface, `registry` the passes that were registered; each other module is one pass, or a part of one.
+base                   the interface of a pass, and pipelines of passes
+registry               passes of users
+checked                runs a user's pass and checks the result
+rewrite                rewrites a graph in one sweep
+ops                    facts about nodes
+memory                 which replacements a caller could notice
+
+Passes that simplify:
+
+common_subexpressions  computes equal calls once
+equal_numbers          computes equal numbers of a training step once
+constants              evaluates what depends on numbers alone
+dead_code              removes what nothing needs
+effects                unwraps effectful ops
+functional             checks that no op writes
+leftovers              removes leftovers of functionalization
+peephole               rewrites single nodes
+repeated_draws         merges random ops with equal numbers
+repeated_effects       removes effects that have already happened
+
+Passes for speed or memory:
+
+batch_mm               batches small matrix products
+bucket_collectives     merges small collectives
+late_waits             waits late for collectives
+overlap_collectives    starts collectives early
+overlap_copies         places copies to the host and back
+early_updates          updates inputs as soon as possible
+input_mutations        writes to mutated inputs inside the graph
+
+Values from elsewhere, and wishes of the user:
+
+guarded_values         values that the guard has computed
+known_values           values that an earlier graph has computed
+checkpoint_names       policies of named values
+
+Calls that a backend keeps whole:
+
+kept_calls             folds each call into one node
+fold_call              replaces the nodes
+parts_of_call          finds the nodes of a call
+backward_of_call       finds the nodes of its backward
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stage -> text: for logs, golden files and error notes. Equal stages give equal text: no addresses, no absolute paths.
 
 `text` writes the result of any stage, `segments_text` and `variant_text` the parts of a backward, `type_text` the type of
-one value. Graphs are in `graphs`, types in `types`.
+one value. They are in `stages` and `types`; `graphs` prints graphs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,27 @@
 """`Compiled` -> `Executable`: Python source that calls the halves, and autograd nodes that run the backward.
 
-`schedule` lists the `steps` of a call: `view_steps`, `mutation_steps` and `node_steps` read them off the `stage_results`.
-`emit` writes them as source, with a `writer`. `autograd` has the autograd nodes, and `backward` what they run: `variants`
-of the graphs of `segments`, on `saved_tensors`, some `overwritable`, or by `recomputation`. `inlined` is for compiled
-autograd, `reused_memory` for CUDA graphs, and `zeros`, `anomaly` and `synthetic_base` are parts of these.
+stage_results    the results of earlier stages, as the steps need them
+schedule         lists the steps of a call
+steps            the classes of steps: what each reads, emits and does
+view_steps       steps that make views and return outputs
+mutation_steps   steps that write inputs
+node_steps       steps that make autograd nodes
+emit             a schedule -> one function
+writer           the source text, while steps write it
+synthetic_base   overlapping arguments as one flat tensor
+reused_memory    copies of results in memory that CUDA graphs reuse
+
+autograd         the autograd node of a segment
+native_node      the same in C++
+inner_values     values through which gradients of gradients pass to a node
+backward         what a node runs
+backward_facts   facts about a backward graph that are stored beside it
+segments         the graph of each segment
+variants         the rest of it for some tangents and gradients
+zeros            removes what undefined tangents need
+saved_tensors    what a node saves
+overwritable     which saved values a backward may write over
+recomputation    the inputs of gradients of gradients
+inlined          a backward as a part of compiled autograd's graph
+anomaly          the backward under `detect_anomaly`
 """

@@ -1,16 +1,62 @@
 """Every private or unstable name of torch that aotgrad uses, behind a name of our own.
 
 Only this package may import such names, so a new torch release changes nothing else. Each name has a feature test in
-`tests/torch_compat/` that fails if its meaning changes. Supports torch 2.11 to 2.15. Each module wraps one part, for
-example:
+`tests/torch_compat/` that fails if its meaning changes. Supports torch 2.11 to 2.15.
 
-eager's tensors          autograd, compiled_autograd, backward_checks, memory, views, random
-the state around a call  contexts, global_state, transforms, guards
-a trace                  fakes, shapes, expressions, functional_tensors, functionalization, layouts, refusals, assignments,
-                         recording, kernels, kernel_layouts, casting_kernels, fused_optimizers,
-                         pre_dispatch
-graphs                   graphs, ops
-other parts of torch     dynamo, inductor, logs, functorch_settings
+Tensors of eager:
+
+autograd            the engine: nodes, edges, hooks
+compiled_autograd   the graph of a whole backward
+backward_checks     side work of nodes that a trace loses
+checkpoints         `torch.utils.checkpoint`
+memory              storages, version counters, layouts
+views               what autograd records about a view
+random              the states of generators
+generators          random ops with a given generator
+wrapper_subclasses  subclasses that wrap other tensors
+parallel_modules    modules that are data parallel
+
+The state around a call:
+
+contexts            contexts that ops run in
+global_state        the state that compiled code depends on
+compiler_settings   the settings of torch's compilers
+transforms          active transforms of `torch.func`
+guards              guards in C++
+
+A trace:
+
+fakes               fake tensors
+shapes              symbolic sizes, and guards on them
+expressions         symbolic numbers as expressions
+functional_tensors  the wrappers of a trace
+functionalization   functionalization as a mode
+recording           the recorder of nodes
+assignments         `x.data = y` and sizes set in place
+layouts             layouts that differ from eager
+refusals            errors before an op is traced
+overridable         which functions of torch call others
+frames              what a frame of torch calls, for errors
+pre_dispatch        graphs before autograd
+
+Kernels that traces use:
+
+kernels             Python kernels of composite ops
+kernel_layouts      layouts of results that fakes have otherwise
+casting_kernels     kernels that call ops of autocast
+fused_optimizers    fused updates as functional ops
+jagged_attention    attention on jagged tensors
+zero_tensors        zero tensors with symbolic sizes
+
+Ops, graphs and other parts of torch:
+
+ops                 ops: names, memory, values
+graphs              graphs of `torch.fx`
+databases           databases of operators and modules
+dynamo              Dynamo
+inductor            Inductor, a folder
+functorch_settings  what `functorch.compile` has and aotgrad has not
+logs                `TORCH_LOGS`, `TORCH_TRACE`
 """
 
 from __future__ import annotations

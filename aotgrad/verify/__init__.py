@@ -3,8 +3,9 @@
     check_stage("joint", joint)      ContractError: joint: gradient of primal 0 is f64[3] (mul_1), the primal is f32[3]
 
 `AOTGRAD_VERIFY=1` or the option `verify` turns the checks on; the tests run with them. A failed check is a bug in aotgrad,
-in a pass, or in a custom partition function, never in the user's program. A check reads the result of its stage only; that
-of `executable`, the last stage, sees all stages together.
+in a pass, or in a custom partition function, never in the user's program. `capture`, `analysis`, `joint`, `partition` and
+`executable` have the check of each stage, `common` what they share. A check reads the result of its stage only; that of
+`executable`, the last stage, sees all stages together.
 """
 
 from __future__ import annotations
