@@ -9,7 +9,8 @@
     runtime     a schedule of steps around the callables -> one function           runtime/
 
 `compile` runs capture and analysis, `compile_traced` the joint graph and its passes, `lower` the partition and the backend,
-`assemble` the runtime. A `Compiler` may have another `lower`, such as one with a cache on disk.
+`assemble` the runtime. A `Compiler` may have another `lower`, such as one with a cache on disk. The stages come first in
+this file, then what they take and return, and the details at the end.
 
 No stage imports another; this module is the only one that imports all of them.
 """
@@ -72,6 +73,269 @@ from aotgrad.slots import Primal, Saved
 from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.telemetry.observer import Observer
 from aotgrad.torch_compat import FakeTensorMode
+
+
+def compile(source: Source, compiler: Compiler) -> Stages:
+    """Compile a function, one stage after the other. The result holds the results of all stages.
+
+    Returns:
+        A `SmallGraph` if the function is not worth compiling, a `TracedJoint` if the compiler stops there.
+    """
+    observe = compiler.observer()
+    with collection_paused():
+        mode, convention = source.inputs()
+        rules = (compiler.backend.decompositions(), source.values, source.islands, compiler.backend.keep)
+        capture = capture_function(source.function, convention, mode, *rules)
+        meta = analyze(capture, compiler.is_derivative)
+        if sharing := source.sharing(meta):  # rare: an input that is mutated shares memory with another one
+            convention = share_memory(convention, source.args, sharing, mode)
+            capture = capture_function(source.function, convention, mode, *rules)
+            meta = analyze(capture, compiler.is_derivative)
+        capture = source.without_assigned(capture)
+        observe("capture", capture)
+        observe("analysis", meta)
+        ops = computing_nodes(capture)
+        if (reason := reason_to_run_eagerly(ops, compiler)) is not None:
+            repeated = Source(source.function, (), (), repeated=(mode, convention), islands=source.islands)
+            small = SmallGraph(capture, meta, len(ops), reason, repeated, compiler, TraceState.now())
+            observe("small graph", small)
+            return small
+    return compile_traced(Traced(capture, meta), source, source.compiler_of_trace(compiler), observe)
+
+
+def compile_traced(traced: Traced, source: Source, compiler: Compiler, observe: Observer) -> Executable | TracedJoint:
+    """The stages after the analysis, once for each trace: the joint graph continues it."""
+    with collection_paused():
+        capture, meta = traced.capture, traced.meta
+        joint = build_joint(capture, meta, compiler.cuts)
+        joint = passes.keep_calls(joint, capture.trace.kept_calls)
+        joint = run_joint_passes(joint, source, compiler, observe)
+        observe("joint", joint)
+    traced = TracedJoint(capture, with_later_changes(meta, joint), joint)
+    reject_sharing_with_memory(traced, source)
+    if compiler.lower is None:
+        return traced
+    with leaving_unfinished(compiler.compiles_backward_early) as forward:
+        partition, compiled = compiler.lower(joint, compiler, observe, source.known)
+        compile_guard(traced, source, compiler)
+        observe("compiled", compiled)
+        executable = assemble(traced, partition, compiled, compiler.derive(source, traced, compiler))
+    if forward:
+        compile_early(executable.backwards)
+    forward.finish()
+    observe("executable", executable)
+    return executable
+
+
+def run_joint_passes(joint: JointGraph, source: Source, compiler: Compiler, observe: Observer) -> JointGraph:
+    """The joint graph as it is partitioned: after the passes of this package, of the user and of the backend."""
+    reject_kernels_in_shared_memory(joint.module.graph)
+    if source.values is not None:
+        source.values.end_trace()
+        replaced = passes.share_equal_numbers(joint, source.values.require_equal)
+        source.values.answer_checks(replaced)  # before passes: the ops that they add are not the function's
+        joint = passes.take_guarded_values(joint, source.values.computed, source.values.keep)
+    else:
+        torch_compat.insert_deferred_checks(joint.module)
+    with torch_compat.disable_autocast():  # the graph has its casts; a pass that runs ops must get their dtypes
+        joint = run_passes(joint, compiler, observe)
+        joint = passes.remove_repeated_effects(passes.take_known_values(joint, source.known))
+    return joint if source.values is None else passes.drop_guarded_values(joint, source.values.keep_only)
+
+
+def run_passes(joint: JointGraph, compiler: Compiler, observe: Observer) -> JointGraph:
+    options = compiler.options
+    named = (passes.CheckpointNames(options.checkpoint_policies),) if options.checkpoint_policies else ()
+    passes_of_joint = passes.pipeline("joint", (*named, *passes.JOINT), options.joint_passes, passes.TIDY)
+    return compiler.backend.prepare_joint(passes_of_joint.run(joint, observe.after_pass))
+
+
+def lower(
+    joint: JointGraph, compiler: Compiler, observe: Observer, known: passes.KnownValues | None
+) -> tuple[Partition, Compiled]:
+    """Partition a joint graph, and compile its forward."""
+    names = GraphNames()
+    return compile_forward(partition_graph(joint, compiler, names, known), joint, compiler, observe, names)
+
+
+def partition_graph(
+    joint: JointGraph, compiler: Compiler, names: GraphNames, known: passes.KnownValues | None = None
+) -> Partition:
+    """Partition a joint graph; the forward writes mutated inputs itself if the compiler wants that."""
+    writable = joint.writable_inputs if compiler.options.keep_input_mutations else frozenset()
+    with names.compiling("joint"), collection_paused():
+        place_copies = functools.partial(passes.overlap_copies, max_bytes=most_in_flight(compiler.options))
+        marked = passes.mark_kept_values(joint, known)
+        partition = partition_joint(marked, compiler.partition_fn, compiler.objective, place_copies)
+        partition = functionalize_rng(partition) if compiler.options.functionalize_rng else partition
+        return replace(partition, forward=passes.keep_input_mutations(partition.forward, writable))
+
+
+def compile_forward(
+    partition: Partition,
+    joint: JointGraph,
+    compiler: Compiler,
+    observe: Observer,
+    names: GraphNames,
+    known_to_backend: bool = False,
+) -> tuple[Partition, Compiled]:
+    """Compile the forward of a partition; `known_to_backend`: the backend compiled it in another process."""
+    backend = compiler.backend
+    with torch_compat.disable_autocast():
+        of_forward = half_passes("forward", halves_of(partition), compiler.options.forward_passes)
+        forward = of_forward.run(partition.forward, observe.after_pass)
+    partition = replace(partition, forward=forward)
+    observe("partition", partition)
+    own = replace(partition, forward=forward.copy())  # a backend may change what it compiles
+    with names.compiling("inference" if partition.backward is None else "forward"):
+        if known_to_backend:
+            compiled = backend.compile_forward(own.forward, joint.static_inputs, partition.backward is not None)
+        else:
+            compiled = backend.compile_partition(own, joint.static_inputs)
+    return partition, finish(compiled, halves_of(partition), compiler, observe, names)
+
+
+def finish(
+    compiled: Compiled, halves: Sequence[GraphHalf], compiler: Compiler, observe: Observer, names: GraphNames
+) -> Compiled:
+    """A forward that the backend compiled, with everything that happens around each compilation of a backward.
+
+    `halves`: the forward half, and those of backwards.
+    """
+    compiled = names.of_backward(in_gradient_mode(compiled, halves[0]))
+    of_backward = half_passes("backward", halves, compiler.options.backward_passes)
+    compiled = with_backward_passes(compiled, of_backward, observe.after_pass)
+    return with_eager_backwards(compiled) if compiler.options.on_error == "eager" else compiled
+
+
+def assemble(traced: TracedJoint, partition: Partition, compiled: Compiled, higher_order: HigherOrder) -> Executable:
+    """The last stage, runtime: one function around the compiled graphs."""
+    capture, meta, joint = traced.capture, traced.meta, traced.joint
+    schedule = make_schedule(capture, meta, partition, joint)
+    source = emit(schedule)
+    backwards = make_backwards(schedule, compiled, joint.segments, higher_order)
+    call = build(schedule, source, compiled, backwards)
+    return Executable(capture, meta, joint, partition, compiled, schedule, source, backwards, call)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A function of flat tensors and symbolic numbers, and a call to trace it for.
+
+    Attributes:
+        function: called once, with fake functional tensors; returns a flat sequence.
+        args: real (or fake) tensors and symbolic ints to trace for; they are not touched.
+        hints: which arguments are parameters or buffers, which of their sizes are symbolic.
+        known: values that the function would compute, but that arguments already hold.
+        values: answers what the function asks about the values of `args`.
+        repeated: the inputs of an earlier trace that this one repeats; `args` and `hints` are empty then.
+        islands: the functions that are not traced.
+        serves_one_call: whether the plan will never be used again; asked after the trace.
+        assigned: the paths of buffers that calls assign; asked after the trace.
+    """
+
+    function: FlatFunction
+    args: Sequence[Any]
+    hints: Sequence[InputHint]
+    known: passes.KnownValues | None = None
+    values: ValueReads | None = None
+    repeated: tuple[FakeTensorMode, CallingConvention] | None = None
+    islands: Islands | None = None
+    serves_one_call: Callable[[], bool] = lambda: False
+    assigned: Callable[[], Collection[str]] = frozenset
+
+    def inputs(self) -> tuple[FakeTensorMode, CallingConvention]:
+        """The inputs of the trace, and the mode of their fakes."""
+        if self.repeated is not None:
+            return self.repeated
+        mode = find_fake_mode(self.args)
+        return mode, CallingConvention.plain(make_input_specs(mode, self.args, self.hints))
+
+    def sharing(self, meta: ViewAndMutationMeta) -> MemorySharing | None:
+        """How arguments share memory with those that the function mutates; `None` if the inputs already describe it."""
+        return None if self.repeated is not None else MemorySharing.of(self.args, meta.inputs)
+
+    def without_assigned(self, capture: Capture) -> Capture:
+        """The capture in which buffers that calls assign are no static inputs."""
+        paths, convention = self.assigned(), capture.convention
+        moving = [isinstance(spec, TensorInput) and spec.path in paths for spec in convention.inputs]
+        if not any(moving):
+            return capture
+        inputs = [
+            replace(spec, is_static=False) if moves else spec for spec, moves in zip(convention.inputs, moving, strict=True)
+        ]
+        return replace(capture, convention=replace(convention, inputs=tuple(inputs)))
+
+    def compiler_of_trace(self, compiler: Compiler) -> Compiler:
+        """The compiler of what was traced: for one call, it is not worth the time to fuse ops."""
+        return replace(compiler, backend=EAGER) if compiler.backend.fuses and self.serves_one_call() else compiler
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """The backend, the partition function and the options of a compilation.
+
+    Attributes:
+        backend: compiles graphs.
+        partition_fn: splits joint graphs.
+        options: the options of the compilation.
+        lower: partitions a joint graph and compiles its forward; `None` stops at the joint graph.
+        derive: makes the function that computes gradients of gradients, which compiles on its first call.
+        is_derivative: the function computes gradients, which may be differentiated again.
+    """
+
+    backend: PartitionCompiler
+    partition_fn: Callable
+    options: Options
+    lower: Lower | None
+    derive: Derive
+    is_derivative: bool = False
+
+    @property
+    def cuts(self) -> Cuts:
+        """Where backwards are cut."""
+        return Cuts(self.options.grad_segments, self.is_derivative)
+
+    @property
+    def min_graph_ops(self) -> int:
+        """The smallest number of ops for which a function is worth compiling."""
+        return self.backend.min_graph_ops if self.options.min_graph_ops is None else self.options.min_graph_ops
+
+    @property
+    def finds_islands(self) -> bool:
+        """Whether functions that cannot be traced run in eager between compiled graphs."""
+        return makes_islands(self.backend) if self.options.islands is None else self.options.islands
+
+    @property
+    def compiles_backward_early(self) -> bool:
+        """Whether a backward may be compiled before it is needed. Its errors are those of the first backward."""
+        return self.options.early_backward and self.options.on_error == "raise"
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of the partition."""
+        options = self.options
+        return Objective(
+            budget_of(options.memory_budget),
+            options.memory_budget_of,
+            self.backend.fuses,
+            options.flops_per_byte,
+            collectives_first=options.collectives_first,
+            host_bytes=host_bytes_of(options.offload),
+        )
+
+    def observer(self) -> Observer:
+        """A new observer, which verifies, logs and times the stages of one compilation."""
+        return Observer(self.options.verify)
+
+    def for_call(self, args: Sequence[Any]) -> Compiler:
+        """This compiler for a call: by default the backward is cut only where gradients are awaited, see `are_awaited`."""
+        is_cut = self.options.grad_segments != "auto" or (self.lower is not None and are_awaited(args))
+        return self if is_cut else self.with_options(grad_segments=1)
+
+    def with_options(self, **changes: Any) -> Compiler:
+        """This compiler with other options."""
+        return replace(self, options=self.options.replace(**changes))
 
 
 @dataclass(frozen=True)
@@ -206,183 +470,11 @@ class SmallGraph(Traced):
         return f"# {count} something, {self.reason}: the original function runs eagerly"
 
 
-@dataclass(frozen=True)
-class Source:
-    """A function of flat tensors and symbolic numbers, and a call to trace it for.
-
-    Attributes:
-        function: called once, with fake functional tensors; returns a flat sequence.
-        args: real (or fake) tensors and symbolic ints to trace for; they are not touched.
-        hints: which arguments are parameters or buffers, which of their sizes are symbolic.
-        known: values that the function would compute, but that arguments already hold.
-        values: answers what the function asks about the values of `args`.
-        repeated: the inputs of an earlier trace that this one repeats; `args` and `hints` are empty then.
-        islands: the functions that are not traced.
-        serves_one_call: whether the plan will never be used again; asked after the trace.
-        assigned: the paths of buffers that calls assign; asked after the trace.
-    """
-
-    function: FlatFunction
-    args: Sequence[Any]
-    hints: Sequence[InputHint]
-    known: passes.KnownValues | None = None
-    values: ValueReads | None = None
-    repeated: tuple[FakeTensorMode, CallingConvention] | None = None
-    islands: Islands | None = None
-    serves_one_call: Callable[[], bool] = lambda: False
-    assigned: Callable[[], Collection[str]] = frozenset
-
-    def inputs(self) -> tuple[FakeTensorMode, CallingConvention]:
-        """The inputs of the trace, and the mode of their fakes."""
-        if self.repeated is not None:
-            return self.repeated
-        mode = find_fake_mode(self.args)
-        return mode, CallingConvention.plain(make_input_specs(mode, self.args, self.hints))
-
-    def sharing(self, meta: ViewAndMutationMeta) -> MemorySharing | None:
-        """How arguments share memory with those that the function mutates; `None` if the inputs already describe it."""
-        return None if self.repeated is not None else MemorySharing.of(self.args, meta.inputs)
-
-    def without_assigned(self, capture: Capture) -> Capture:
-        """The capture in which buffers that calls assign are no static inputs."""
-        paths, convention = self.assigned(), capture.convention
-        moving = [isinstance(spec, TensorInput) and spec.path in paths for spec in convention.inputs]
-        if not any(moving):
-            return capture
-        inputs = [
-            replace(spec, is_static=False) if moves else spec for spec, moves in zip(convention.inputs, moving, strict=True)
-        ]
-        return replace(capture, convention=replace(convention, inputs=tuple(inputs)))
-
-    def compiler_of_trace(self, compiler: Compiler) -> Compiler:
-        """The compiler of what was traced: for one call, it is not worth the time to fuse ops."""
-        return replace(compiler, backend=EAGER) if compiler.backend.fuses and self.serves_one_call() else compiler
-
-
-@dataclass(frozen=True)
-class Compiler:
-    """The backend, the partition function and the options of a compilation.
-
-    Attributes:
-        backend: compiles graphs.
-        partition_fn: splits joint graphs.
-        options: the options of the compilation.
-        lower: partitions a joint graph and compiles its forward; `None` stops at the joint graph.
-        derive: makes the function that computes gradients of gradients, which compiles on its first call.
-        is_derivative: the function computes gradients, which may be differentiated again.
-    """
-
-    backend: PartitionCompiler
-    partition_fn: Callable
-    options: Options
-    lower: Lower | None
-    derive: Derive
-    is_derivative: bool = False
-
-    @property
-    def cuts(self) -> Cuts:
-        """Where backwards are cut."""
-        return Cuts(self.options.grad_segments, self.is_derivative)
-
-    @property
-    def min_graph_ops(self) -> int:
-        """The smallest number of ops for which a function is worth compiling."""
-        return self.backend.min_graph_ops if self.options.min_graph_ops is None else self.options.min_graph_ops
-
-    @property
-    def finds_islands(self) -> bool:
-        """Whether functions that cannot be traced run in eager between compiled graphs."""
-        return makes_islands(self.backend) if self.options.islands is None else self.options.islands
-
-    @property
-    def compiles_backward_early(self) -> bool:
-        """Whether a backward may be compiled before it is needed. Its errors are those of the first backward."""
-        return self.options.early_backward and self.options.on_error == "raise"
-
-    @property
-    def objective(self) -> Objective:
-        """The objective of the partition."""
-        options = self.options
-        return Objective(
-            budget_of(options.memory_budget),
-            options.memory_budget_of,
-            self.backend.fuses,
-            options.flops_per_byte,
-            collectives_first=options.collectives_first,
-            host_bytes=host_bytes_of(options.offload),
-        )
-
-    def observer(self) -> Observer:
-        """A new observer, which verifies, logs and times the stages of one compilation."""
-        return Observer(self.options.verify)
-
-    def for_call(self, args: Sequence[Any]) -> Compiler:
-        """This compiler for a call: by default the backward is cut only where gradients are awaited, see `are_awaited`."""
-        is_cut = self.options.grad_segments != "auto" or (self.lower is not None and are_awaited(args))
-        return self if is_cut else self.with_options(grad_segments=1)
-
-    def with_options(self, **changes: Any) -> Compiler:
-        """This compiler with other options."""
-        return replace(self, options=self.options.replace(**changes))
-
-
 Stages = Executable | TracedJoint | SmallGraph
 """How far a function was compiled: to the end, up to the joint graph, or not at all because it is small."""
 
 Lower = Callable[[JointGraph, Compiler, Observer, "passes.KnownValues | None"], "tuple[Partition, Compiled]"]
 Derive = Callable[[Source, TracedJoint, Compiler], HigherOrder]
-
-
-def compile(source: Source, compiler: Compiler) -> Stages:
-    """Compile a function, one stage after the other. The result holds the results of all stages.
-
-    Returns:
-        A `SmallGraph` if the function is not worth compiling, a `TracedJoint` if the compiler stops there.
-    """
-    observe = compiler.observer()
-    with collection_paused():
-        mode, convention = source.inputs()
-        rules = (compiler.backend.decompositions(), source.values, source.islands, compiler.backend.keep)
-        capture = capture_function(source.function, convention, mode, *rules)
-        meta = analyze(capture, compiler.is_derivative)
-        if sharing := source.sharing(meta):  # rare: an input that is mutated shares memory with another one
-            convention = share_memory(convention, source.args, sharing, mode)
-            capture = capture_function(source.function, convention, mode, *rules)
-            meta = analyze(capture, compiler.is_derivative)
-        capture = source.without_assigned(capture)
-        observe("capture", capture)
-        observe("analysis", meta)
-        ops = computing_nodes(capture)
-        if (reason := reason_to_run_eagerly(ops, compiler)) is not None:
-            repeated = Source(source.function, (), (), repeated=(mode, convention), islands=source.islands)
-            small = SmallGraph(capture, meta, len(ops), reason, repeated, compiler, TraceState.now())
-            observe("small graph", small)
-            return small
-    return compile_traced(Traced(capture, meta), source, source.compiler_of_trace(compiler), observe)
-
-
-def compile_traced(traced: Traced, source: Source, compiler: Compiler, observe: Observer) -> Executable | TracedJoint:
-    """The stages after the analysis, once for each trace: the joint graph continues it."""
-    with collection_paused():
-        capture, meta = traced.capture, traced.meta
-        joint = build_joint(capture, meta, compiler.cuts)
-        joint = passes.keep_calls(joint, capture.trace.kept_calls)
-        joint = run_joint_passes(joint, source, compiler, observe)
-        observe("joint", joint)
-    traced = TracedJoint(capture, with_later_changes(meta, joint), joint)
-    reject_sharing_with_memory(traced, source)
-    if compiler.lower is None:
-        return traced
-    with leaving_unfinished(compiler.compiles_backward_early) as forward:
-        partition, compiled = compiler.lower(joint, compiler, observe, source.known)
-        compile_guard(traced, source, compiler)
-        observe("compiled", compiled)
-        executable = assemble(traced, partition, compiled, compiler.derive(source, traced, compiler))
-    if forward:
-        compile_early(executable.backwards)
-    forward.finish()
-    observe("executable", executable)
-    return executable
 
 
 def compile_early(backwards: Sequence[Backward]) -> None:
@@ -428,39 +520,6 @@ class CompiledGuard:
         return self.answers(*tensors, *self.run(list(tensors)))
 
 
-def assemble(traced: TracedJoint, partition: Partition, compiled: Compiled, higher_order: HigherOrder) -> Executable:
-    """The last stage, runtime: one function around the compiled graphs."""
-    capture, meta, joint = traced.capture, traced.meta, traced.joint
-    schedule = make_schedule(capture, meta, partition, joint)
-    source = emit(schedule)
-    backwards = make_backwards(schedule, compiled, joint.segments, higher_order)
-    call = build(schedule, source, compiled, backwards)
-    return Executable(capture, meta, joint, partition, compiled, schedule, source, backwards, call)
-
-
-def run_joint_passes(joint: JointGraph, source: Source, compiler: Compiler, observe: Observer) -> JointGraph:
-    """The joint graph as it is partitioned: after the passes of this package, of the user and of the backend."""
-    reject_kernels_in_shared_memory(joint.module.graph)
-    if source.values is not None:
-        source.values.end_trace()
-        replaced = passes.share_equal_numbers(joint, source.values.require_equal)
-        source.values.answer_checks(replaced)  # before passes: the ops that they add are not the function's
-        joint = passes.take_guarded_values(joint, source.values.computed, source.values.keep)
-    else:
-        torch_compat.insert_deferred_checks(joint.module)
-    with torch_compat.disable_autocast():  # the graph has its casts; a pass that runs ops must get their dtypes
-        joint = run_passes(joint, compiler, observe)
-        joint = passes.remove_repeated_effects(passes.take_known_values(joint, source.known))
-    return joint if source.values is None else passes.drop_guarded_values(joint, source.values.keep_only)
-
-
-def run_passes(joint: JointGraph, compiler: Compiler, observe: Observer) -> JointGraph:
-    options = compiler.options
-    named = (passes.CheckpointNames(options.checkpoint_policies),) if options.checkpoint_policies else ()
-    passes_of_joint = passes.pipeline("joint", (*named, *passes.JOINT), options.joint_passes, passes.TIDY)
-    return compiler.backend.prepare_joint(passes_of_joint.run(joint, observe.after_pass))
-
-
 def with_later_changes(meta: ViewAndMutationMeta, joint: JointGraph) -> ViewAndMutationMeta:
     """The metadata with the inputs that the backward changes."""
     changed = {place.index for place in joint.memory if isinstance(place, Primal)}
@@ -481,64 +540,6 @@ def reject_sharing_with_memory(traced: TracedJoint, source: Source) -> None:
         members = {index for index, _ in group.starts}
         if len(members) > 1 and (found := sorted(members & changed)):
             raise shared_memory_changes(found[0])
-
-
-def lower(
-    joint: JointGraph, compiler: Compiler, observe: Observer, known: passes.KnownValues | None
-) -> tuple[Partition, Compiled]:
-    """Partition a joint graph, and compile its forward."""
-    names = GraphNames()
-    return compile_forward(partition_graph(joint, compiler, names, known), joint, compiler, observe, names)
-
-
-def partition_graph(
-    joint: JointGraph, compiler: Compiler, names: GraphNames, known: passes.KnownValues | None = None
-) -> Partition:
-    """Partition a joint graph; the forward writes mutated inputs itself if the compiler wants that."""
-    writable = joint.writable_inputs if compiler.options.keep_input_mutations else frozenset()
-    with names.compiling("joint"), collection_paused():
-        place_copies = functools.partial(passes.overlap_copies, max_bytes=most_in_flight(compiler.options))
-        marked = passes.mark_kept_values(joint, known)
-        partition = partition_joint(marked, compiler.partition_fn, compiler.objective, place_copies)
-        partition = functionalize_rng(partition) if compiler.options.functionalize_rng else partition
-        return replace(partition, forward=passes.keep_input_mutations(partition.forward, writable))
-
-
-def compile_forward(
-    partition: Partition,
-    joint: JointGraph,
-    compiler: Compiler,
-    observe: Observer,
-    names: GraphNames,
-    known_to_backend: bool = False,
-) -> tuple[Partition, Compiled]:
-    """Compile the forward of a partition; `known_to_backend`: the backend compiled it in another process."""
-    backend = compiler.backend
-    with torch_compat.disable_autocast():
-        of_forward = half_passes("forward", halves_of(partition), compiler.options.forward_passes)
-        forward = of_forward.run(partition.forward, observe.after_pass)
-    partition = replace(partition, forward=forward)
-    observe("partition", partition)
-    own = replace(partition, forward=forward.copy())  # a backend may change what it compiles
-    with names.compiling("inference" if partition.backward is None else "forward"):
-        if known_to_backend:
-            compiled = backend.compile_forward(own.forward, joint.static_inputs, partition.backward is not None)
-        else:
-            compiled = backend.compile_partition(own, joint.static_inputs)
-    return partition, finish(compiled, halves_of(partition), compiler, observe, names)
-
-
-def finish(
-    compiled: Compiled, halves: Sequence[GraphHalf], compiler: Compiler, observe: Observer, names: GraphNames
-) -> Compiled:
-    """A forward that the backend compiled, with everything that happens around each compilation of a backward.
-
-    `halves`: the forward half, and those of backwards.
-    """
-    compiled = names.of_backward(in_gradient_mode(compiled, halves[0]))
-    of_backward = half_passes("backward", halves, compiler.options.backward_passes)
-    compiled = with_backward_passes(compiled, of_backward, observe.after_pass)
-    return with_eager_backwards(compiled) if compiler.options.on_error == "eager" else compiled
 
 
 def halves_of(partition: Partition) -> list[GraphHalf]:
