@@ -84,12 +84,20 @@ def compile(source: Source, compiler: Compiler) -> Stages:
     observe = compiler.observer()
     with collection_paused():
         mode, convention = source.inputs()
-        rules = (compiler.backend.decompositions(), source.values, source.islands, compiler.backend.keep)
-        capture = capture_function(source.function, convention, mode, *rules)
+        trace = functools.partial(
+            capture_function,
+            source.function,
+            fake_mode=mode,
+            decompositions=compiler.backend.decompositions(),
+            values=source.values,
+            islands=source.islands,
+            keep=compiler.backend.keep,
+        )
+        capture = trace(convention)
         meta = analyze(capture, compiler.is_derivative)
         if sharing := source.sharing(meta):  # rare: an input that is mutated shares memory with another one
             convention = share_memory(convention, source.args, sharing, mode)
-            capture = capture_function(source.function, convention, mode, *rules)
+            capture = trace(convention)
             meta = analyze(capture, compiler.is_derivative)
         capture = source.without_assigned(capture)
         observe("capture", capture)
