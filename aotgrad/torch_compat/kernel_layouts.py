@@ -68,7 +68,7 @@ LAYOUTS_ON_CPU: dict[Any, LayoutRule] = {
 }
 """Of ops with a kernel of their own for each device."""
 
-LAYOUTS: dict[Any, LayoutRule] = {
+LAYOUTS: dict[Any, LayoutRule] = LAYOUTS_ON_CPU | {
     _built_in._log_softmax_backward_data.default: contiguous,
     _built_in.copysign.Tensor: as_operands,
     _built_in.floor_divide.default: as_operands,
@@ -85,16 +85,16 @@ LAYOUTS: dict[Any, LayoutRule] = {
     _built_in.special_xlog1py.default: as_operands,
     _built_in.xlogy.Tensor: as_operands,
 }
-"""Of ops whose layout code all devices share."""
+"""Of these, and of ops whose layout code all devices share."""
 
 
 @contextlib.contextmanager
 def eager_layouts(mode: FakeTensorMode) -> Iterator[None]:
-    """Inside, fake results have the layouts of `LAYOUTS` and `LAYOUTS_ON_CPU`."""
+    """Inside, fake results have the layouts of `LAYOUTS`."""
 
     def dispatch(op: Any, classes: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         results = FakeTensorMode.dispatch(mode, op, classes, args, kwargs)
-        layout = LAYOUTS.get(op) or LAYOUTS_ON_CPU.get(op)
+        layout = LAYOUTS.get(op)
         return results if layout is None else laid_out(mode, op, layout, results, (args, kwargs))
 
     mode.dispatch = dispatch

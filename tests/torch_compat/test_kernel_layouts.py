@@ -77,9 +77,9 @@ def strides_of(result) -> list[int]:
 
 
 def test_each_op_is_tested():
-    assert set(ARGUMENTS) == {*compat.LAYOUTS, *compat.LAYOUTS_ON_CPU}
+    assert set(ARGUMENTS) == {*compat.LAYOUTS} > {*compat.LAYOUTS_ON_CPU}
     rules = (compat.contiguous, compat.as_operands, compat.in_format_of_first, compat.in_format_of_second)
-    assert {*compat.LAYOUTS.values(), *compat.LAYOUTS_ON_CPU.values()} == set(rules)
+    assert set(compat.LAYOUTS.values()) == set(rules)
     assert compat.LayoutRule and compat.Strides
 
 
