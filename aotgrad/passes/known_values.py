@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -61,7 +61,7 @@ def take_known_values(joint: JointGraph, known: KnownValues | None) -> JointGrap
     if known is None:
         return joint
     take_known_values(joint, known.earlier)
-    numbers = Numbering()
+    numbers: dict[Hashable, int] = {}
     placeholders = joint.module.graph.find_nodes(op="placeholder")
     of_source = known.source.module.graph.find_nodes(op="placeholder")
     renaming = symbol_renaming([(placeholders[position], of_source[k]) for k, position in known.inputs.items()])
@@ -102,16 +102,6 @@ def results_of(joint: JointGraph) -> list[fx.Node]:
     return [node for slot, node in pairs if isinstance(slot, FORWARD_RESULTS) and isinstance(node, fx.Node)]
 
 
-@dataclass
-class Numbering:
-    """One number for each value: equal keys get equal numbers."""
-
-    numbers: dict[Any, int] = field(default_factory=dict)
-
-    def of(self, key: Any) -> int:
-        return self.numbers.setdefault(key, len(self.numbers))
-
-
 def read_sizes_of_inputs(joint: JointGraph, taken: Sequence[tuple[fx.Node, fx.Node]] = ()) -> None:
     """Read sizes from inputs that have them, where possible: a value need not be computed for its size alone.
 
@@ -149,12 +139,15 @@ def numbers_in(node: fx.Node) -> Sequence[Any]:
     return (*value.size(), *torch_compat.strides(value)) if isinstance(value, torch.Tensor) else (value,)
 
 
-def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Mapping[int, int], renaming: Renaming) -> dict[str, int]:
+def number_nodes(
+    joint: JointGraph, known: dict[Hashable, int], inputs: Mapping[int, int], renaming: Renaming
+) -> dict[str, int]:
     """The number of each node by its name.
 
     A copy has the number of its original. A constant equals no other node.
 
     Args:
+        known: the numbers so far; it gets the new ones.
         inputs: what identifies placeholders that both graphs have.
         renaming: the symbols that both graphs have.
     """
@@ -178,7 +171,7 @@ def number_nodes(joint: JointGraph, numbers: Numbering, inputs: Mapping[int, int
                 with_effects[key] += 1
                 key = (*key, with_effects[key])
         is_copy = node.target is torch.ops.aten.clone.default
-        found[node.name] = found[node.args[0].name] if is_copy else numbers.of(key)
+        found[node.name] = found[node.args[0].name] if is_copy else known.setdefault(key, len(known))
     return found
 
 
