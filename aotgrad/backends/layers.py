@@ -15,7 +15,6 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import torch.fx as fx
@@ -92,11 +91,7 @@ def may_be_in_pieces(node: fx.Node) -> bool:
 def has_writes_inside(graph: fx.Graph) -> bool:
     """Whether a graph writes in place before its end."""
     at_end = set(writes_at_end(graph))
-    return any(is_write(node.target) and node not in at_end for node in graph.nodes)
-
-
-def is_write(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+    return any(op_table.writes(node.target) and node not in at_end for node in graph.nodes)
 
 
 @dataclass(frozen=True)

@@ -373,6 +373,11 @@ def is_kept_when_dead(target: Any) -> bool:
     return has_effect(target) or is_random(target)
 
 
+def writes(target: Any) -> bool:
+    """Whether the op writes to its arguments."""
+    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable
+
+
 @functools.cache
 def writes_first_argument(target: Any) -> bool:
     if not isinstance(target, torch._ops.OpOverload) or not target._schema.arguments:

@@ -14,11 +14,11 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.errors import PassError
+from aotgrad.graph import op_table
 from aotgrad.graph.geometry import same_value_type
 from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes.base import AnyGraph, Pass
-from aotgrad.passes.functional import writes
 from aotgrad.passes.rewrite import fill_in_values
 from aotgrad.slots import SlotSignature
 
@@ -69,7 +69,7 @@ class Interface:
         nodes = list(graph.module.graph.nodes)
         results = nodes[-1].args[0]
         placeholders = tuple(node.name for node in nodes if node.op == "placeholder")
-        writers = frozenset(node.name for node in nodes if writes(node.target))
+        writers = frozenset(node.name for node in nodes if op_table.writes(node.target))
         values = tuple(node.meta.get("val") if isinstance(node, fx.Node) else node for node in results)
         return cls(graph.signature, placeholders, values, sharing(nodes, results), writers)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from aotgrad.errors import PassError
-from aotgrad.passes import ops
+from aotgrad.graph import op_table
 from aotgrad.passes.base import AnyGraph
 
 
@@ -23,12 +22,8 @@ class CheckFunctional:
             PassError: names the node and its op.
         """
         for node in graph.module.graph.nodes:
-            if writes(node.target):
+            if op_table.writes(node.target):
                 raise PassError(
                     f"node {node.name} ({node.target}) writes to its arguments; the graph must be functional here"
                 )
         return graph
-
-
-def writes(target: Any) -> bool:
-    return ops.is_aten(target) and target._schema.is_mutable

@@ -25,7 +25,6 @@ from aotgrad.graph.geometry import bytes_of_value
 from aotgrad.graph.link_schedule import Computation, Link, LinkOp, Occupation, Start, Wait, simulate_link
 from aotgrad.graph.message_order import Message, order_of_actions
 from aotgrad.passes.base import AnyGraph
-from aotgrad.passes.functional import writes
 from aotgrad.passes.late_waits import is_only_awaited
 
 USUAL_LINK = Link(bandwidth=5e10, latency=2e-5)
@@ -182,7 +181,7 @@ def own_views(start: fx.Node) -> list[fx.Node]:
 
 def is_barrier(node: fx.Node) -> bool:
     """Whether no collective may move to before the node."""
-    return node.op == "call_function" and (op_table.has_effect(node.target) or writes(node.target))
+    return node.op == "call_function" and op_table.has_effect(node.target)
 
 
 def started_by(wait: fx.Node) -> fx.Node | None:
