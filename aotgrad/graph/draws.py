@@ -51,23 +51,26 @@ class RepeatedDraw:
 
     def record_state(self) -> fx.Node:
         """The node of the state before this op. The op is replaced by one that also returns the state."""
-        if self.state is not None:
-            return self.state
-        graph, node = self.node.graph, self.node
-        value = fake_random_state(node)
-        with graph.inserting_after(node):
-            args: Any = (node.target, *node.args)
-            both = graph.call_function(torch_compat.draw_and_record, args, dict(node.kwargs))
-        with graph.inserting_after(both):
-            result = graph.call_function(operator.getitem, (both, 1))
-        with graph.inserting_after(both):
-            self.state = graph.call_function(operator.getitem, (both, 0))
-        both.meta = {**node.meta, "val": (value, node.meta["val"])}
-        result.meta, self.state.meta = dict(node.meta), {"val": value}
-        node.replace_all_uses_with(result)
-        graph.erase_node(node)
-        self.node = result
+        if self.state is None:
+            self.node, self.state = record_draw(self.node)
         return self.state
+
+
+def record_draw(node: fx.Node, names: tuple[str | None, str | None] = (None, None)) -> tuple[fx.Node, fx.Node]:
+    """Replace a random op by one that also returns the state before it; returns the op's result and the state, so named."""
+    graph, value = node.graph, fake_random_state(node)
+    with graph.inserting_after(node):
+        args: Any = (node.target, *node.args)
+        both = graph.call_function(torch_compat.draw_and_record, args, dict(node.kwargs))
+    with graph.inserting_after(both):
+        result = graph.create_node("call_function", operator.getitem, (both, 1), name=names[0])
+    with graph.inserting_after(both):
+        state = graph.create_node("call_function", operator.getitem, (both, 0), name=names[1])
+    both.meta = {**node.meta, "val": (value, node.meta["val"])}
+    result.meta, state.meta = dict(node.meta), {"val": value}
+    node.replace_all_uses_with(result)
+    graph.erase_node(node)
+    return result, state
 
 
 def draw_signature(node: fx.Node) -> Any:

@@ -12,6 +12,7 @@ import torch.fx as fx
 
 from aotgrad.errors import PartitionError
 from aotgrad.graph import op_table
+from aotgrad.graph.draws import fake_random_state
 from aotgrad.graph.source_lines import source_line
 from aotgrad.graph.symbols import bound_symbol, symbols_of
 from aotgrad.ir import SavedValue
@@ -41,7 +42,7 @@ class Crossing:
     def value(self) -> Any:
         """The traced value that crosses."""
         if self.is_state:
-            return random_state.placeholder_value(self.node)
+            return fake_random_state(self.node)
         if self.dim is not None:
             return self.node.meta["val"].shape[self.dim]
         if self.is_offloaded:

@@ -10,14 +10,13 @@ A state has 5056 bytes on a CPU and 16 on a GPU, however much is drawn; the cut 
 
 from __future__ import annotations
 
-import contextlib
-import operator
 from typing import Any
 
 import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.draws import record_draw
 from aotgrad.partition import costs
 
 
@@ -41,20 +40,10 @@ def state_name(node: fx.Node) -> str:
     return f"{node.name}_state"
 
 
-def placeholder_value(node: fx.Node) -> torch.Tensor:
-    """The traced value of the recorded state."""
-    return _state(node)
-
-
-def record(graph: fx.Graph, copy: fx.Node, node: fx.Node) -> tuple[fx.Node, fx.Node]:
+def record(copy: fx.Node, node: fx.Node) -> tuple[fx.Node, fx.Node]:
     """Replace `copy`, the copy of `node` in a forward graph; returns (its result, the state before it)."""
-    args: Any = (copy.target, *copy.args)
-    both = graph.call_function(torch_compat.draw_and_record, args, dict(copy.kwargs))
-    both.meta = {**copy.meta, "val": (_state(node), copy.meta["val"])}
-    state = _item(graph, both, 0, state_name(node), _state(node))
-    result = _item(graph, both, 1, f"{node.name}_drawn", copy.meta["val"])
-    result.meta = {**copy.meta}
-    graph.erase_node(copy)
+    result, state = record_draw(copy, (f"{node.name}_drawn", state_name(node)))
+    state.meta["partitioner_tag"] = "is_forward"
     return result, state
 
 
@@ -67,20 +56,7 @@ def rerun(graph: fx.Graph, copy: fx.Node, state: fx.Node) -> fx.Node:
     return drawn
 
 
-def _item(graph: fx.Graph, node: fx.Node, index: int, name: str, value: Any) -> fx.Node:
-    item = graph.create_node("call_function", operator.getitem, (node, index), name=name)
-    item.meta = {"val": value, "partitioner_tag": "is_forward"}
-    return item
-
-
 def _device_type(node: fx.Node) -> str | None:
     devices = {tensor.device.type for tensor in costs.tensors_of(node)}
     (device,) = devices if len(devices) == 1 else (None,)
     return device if device in torch_compat.RANDOM_STATE_BYTES else None
-
-
-def _state(node: fx.Node) -> torch.Tensor:
-    """A fake state of the generator that the op draws from: bytes in CPU memory."""
-    (like, *_) = costs.tensors_of(node)
-    with getattr(like, "fake_mode", contextlib.nullcontext()):
-        return torch.empty(state_bytes(node), dtype=torch.uint8, device="cpu")

@@ -122,7 +122,7 @@ def _forward_module(analysis: JointAnalysis, crossing: list[Crossing]) -> fx.Gra
     for node in analysis.in_order(run):
         env[node] = _copy_node(graph, node, env, "is_forward")
         if node in recorded:
-            env[node], states[node] = random_state.record(graph, env[node], node)
+            env[node], states[node] = random_state.record(env[node], node)
 
     def handed_out(value: Crossing) -> fx.Node:
         if value.is_state:
