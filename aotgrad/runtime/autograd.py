@@ -326,10 +326,7 @@ def is_known_full(tangents: Sequence[torch.Tensor | None], backward: Backward) -
 
 def variant_key(backward: Backward, tangents: Sequence[torch.Tensor | None]) -> VariantKey:
     """The key of the running node."""
-    return key_of(backward, tangents, wanted_gradients(backward, torch_compat.edges_of_running_node()))
-
-
-def key_of(backward: Backward, tangents: Sequence[torch.Tensor | None], wanted: tuple[bool, ...]) -> VariantKey:
+    wanted = wanted_gradients(backward, torch_compat.edges_of_running_node())
     return backward.key_of([tangent is not None for tangent in tangents], wanted)
 
 
@@ -353,7 +350,8 @@ class UninlinedSegment(Segment):
             return Segment.backward(ctx, *tangents)
         count = len(tangents) - ctx.stand_ins
         own, layouts = tangents[:count], ctx.layouts or ctx.backward.layouts
-        return run_variant(ctx, key_of(ctx.backward, own, ctx.wanted), own, layouts, tangents[count:])
+        key = ctx.backward.key_of([tangent is not None for tangent in own], ctx.wanted)
+        return run_variant(ctx, key, own, layouts, tangents[count:])
 
 
 def hand_over(ctx: Any) -> type[torch.autograd.Function]:
