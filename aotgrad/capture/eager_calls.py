@@ -10,8 +10,9 @@ form of its results is learnt on the values of this call: the nodes that lead to
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,14 +23,14 @@ import torch.utils._pytree as pytree
 from aotgrad import torch_compat
 from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
 from aotgrad.capture.undo import kept_random_states, restored_tensors
-from aotgrad.capture.values import Prologue, node_of
+from aotgrad.capture.values import Prologue, fake_of, node_of
 from aotgrad.eager_calls.call import CALLS, KNOWN, Differentiation, EagerCall, Invocation
-from aotgrad.eager_calls.forms import DenseForm
-from aotgrad.eager_calls.mark import recorded_applications, recorded_by
+from aotgrad.eager_calls.forms import DenseForm, SizeNumbers, Structure
+from aotgrad.eager_calls.mark import Untraced, recorded_applications, recorded_by
 from aotgrad.eager_calls.modules import modules_among, tensors_of_modules, without_assignments
-from aotgrad.eager_calls.ops import CALL, Recorded
+from aotgrad.eager_calls.ops import CALL, Recorded, SizedCall
 from aotgrad.eager_calls.wrappers import WrapperParts, tensors_in_parts
-from aotgrad.errors import CaptureError
+from aotgrad.errors import CaptureError, EagerCallError
 from aotgrad.graph.copies import copy_node
 from aotgrad.ir import CallingConvention
 
@@ -85,14 +86,14 @@ class EagerCallRecorder:
         self.calls: list[EagerCall] = []
 
     def handle(self, function: Any, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        return self.record(function, str(function), self._ops[function], args, kwargs)
+        return self.record(Untraced(function, str(function), self._ops[function], function), args, kwargs)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         with recorded_by(self.record), recorded_applications(self._islands.classes):
             yield
 
-    def record(self, function: Callable, name: str, reason: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def record(self, untraced: Untraced, args: tuple, kwargs: dict[str, Any]) -> Any:
         """The results of a call, which becomes an op of the graph; inside of a transform of `torch.func`, it is traced.
 
         Raises:
@@ -100,7 +101,7 @@ class EagerCallRecorder:
         """
         if torch_compat.transform_is_open():
             with recorded_by(None):
-                return function(*args, **kwargs)
+                return untraced.function(*args, **kwargs)
         arguments = WrapperParts.within((args, kwargs))
         leaves, spec = pytree.tree_flatten(arguments)
         leaves = [int(value) if isinstance(value, torch.SymInt) else value for value in leaves]
@@ -108,8 +109,8 @@ class EagerCallRecorder:
         tensors = [*(value for value in leaves if isinstance(value, torch.Tensor)), *state]
         if any(map(torch_compat.is_wrapper_subclass, state)):
             raise CaptureError(
-                f"{name} is not traced, since {reason}, and gets a module with a tensor subclass as a parameter or buffer; "
-                "pass the tensor itself"
+                f"{untraced.name} is not traced, since {untraced.reason}, and gets a module with a tensor subclass as a "
+                "parameter or buffer; pass the tensor itself"
             )
         constants = tuple((k, value) for k, value in enumerate(leaves) if not isinstance(value, torch.Tensor))
         distinct = list({id(value): value for value in tensors}.values())
@@ -118,63 +119,101 @@ class EagerCallRecorder:
         grad_mode = torch.is_grad_enabled()
         needs = tuple(grad_mode and value.requires_grad for value in distinct)
         autocast = torch_compat.autocast_state()
-        invocation = Invocation(*(function, name, reason, spec, constants, positions, needs, grad_mode, autocast))
-        call = self.known(invocation, distinct, lambda: list(map(self.example, distinct)))
-        if call.touches([places[id(part)] for part in tensors_in_parts(arguments)]):
+        called = untraced.function, untraced.name, untraced.reason
+        invocation = Invocation(*(*called, spec, constants, positions, needs, grad_mode, autocast))
+        parts = tensors_in_parts(arguments)
+        sized = self.sized(invocation, None if parts else untraced.fake, distinct)
+        if sized.call.touches([places[id(part)] for part in parts]):
             raise CaptureError(
-                f"{name}, which is not traced, changes a tensor subclass in place, or returns memory of one; let it use "
-                "a clone()"
+                f"{untraced.name}, which is not traced, changes a tensor subclass in place, or returns memory of one; let "
+                "it use a clone()"
             )
-        return WrapperParts.assembled(self.perform(call, distinct))
+        return WrapperParts.assembled(self.perform(sized, distinct))
 
-    def perform(self, call: EagerCall, tensors: Sequence[torch.Tensor]) -> Any:
+    def sized(self, invocation: Invocation, fake: Callable | None, tensors: Sequence[torch.Tensor]) -> SizedCall:
+        """The call of a function, with symbolic sizes if its fake tells those of its results; else they become constants.
+
+        Raises:
+            CaptureError: a fake that a user has given raises, or returns something else than the function.
+        """
+        examples = functools.partial(map, self.example, tensors)
+        numbers = SizeNumbers()
+        inputs = tuple(DenseForm.of_traced(tensor, numbers) for tensor in tensors)
+        if numbers.values and fake is not None and (results := self.fake_results(invocation, fake, tensors)) is not None:
+            structure, values = results
+            forms = tuple(DenseForm.of_traced(value, numbers) for value in values)
+            key = (*invocation.key, inputs, structure, forms)
+            if (found := KNOWN.get(key)) is None:
+                learnt, hints = self.known(invocation, tensors, examples), torch_compat.hints(numbers.values)
+                try:
+                    found = learnt.sized(inputs, structure, forms, hints)
+                except EagerCallError as error:
+                    if fake is not invocation.function:
+                        raise CaptureError(str(error)) from error
+            if found is not None:
+                KNOWN[key] = found
+                return SizedCall(found, tuple(numbers.values))
+        for tensor in tensors:
+            DenseForm.of(tensor)  # a guard: int() of a symbolic size
+        return SizedCall(self.known(invocation, tensors, examples))
+
+    def perform(self, sized: SizedCall, tensors: Sequence[torch.Tensor]) -> Any:
         """What a call returns, after the writes that it makes.
 
         Raises:
             CaptureError: it changes memory that another of its arguments shares.
         """
-        changed = call.changed
+        call, changed = sized.call, sized.call.changed
         reject_shared_writes(call, tensors)
         given = [value.clone() if k in changed else value for k, value in enumerate(tensors)]  # with the old history
-        outputs = self.apply(call, given)
+        outputs = self.apply(sized, given)
         for k, value in call.new_values(outputs).items():
             call.writes[k].to(tensors[k], value)
         return call.returned(tensors, outputs)
 
     def differentiate(
-        self, call: EagerCall, tape: torch.Tensor, inputs: Sequence[torch.Tensor], gradients: Sequence[Any]
+        self, sized: SizedCall, tape: torch.Tensor, inputs: Sequence[torch.Tensor], gradients: Sequence[Any]
     ) -> Sequence[torch.Tensor]:
         """The gradients of the inputs of a call that get one, themselves differentiable."""
-        given = [value for value in gradients if value is not None]
+        call, given = sized.call, [value for value in gradients if value is not None]
         needs = (False, *call.invocation.needs, *(value.requires_grad for value in given))
         invocation = Differentiation(call, tuple(value is not None for value in gradients), needs)
+
+        forms = [form for form, value in zip(call.outputs, gradients, strict=True) if value is not None]
+        sizes = torch_compat.hints(sized.sizes)
 
         def examples() -> list[torch.Tensor]:
             assert self._examples is not None
             real_tape = self._examples.value_of(node_of(tape, self._recorder))
-            ones = (form.empty().fill_(1) for form, value in zip(call.outputs, gradients, strict=True) if value is not None)
-            return [real_tape, *(form.empty() for form in call.inputs), *ones]
+            ones = (form.filled(sizes).empty().fill_(1) for form in forms)
+            return [real_tape, *(form.filled(sizes).empty() for form in call.inputs), *ones]
 
         tensors = [tape, *inputs, *given]
-        return self.apply(self.known(invocation, tensors, examples), tensors)
+        if not sized.sizes:
+            return self.apply(SizedCall(self.known(invocation, tensors, examples)), tensors)
+        if (found := KNOWN.get(invocation.key)) is None:
+            found = self.known(invocation, tensors, examples).with_forms(
+                (DenseForm.of(tape), *call.inputs, *forms), call.forms_of_gradients(invocation.defined)
+            )
+            KNOWN[invocation.key] = found
+        return self.apply(SizedCall(found, sized.sizes), tensors)
 
-    def apply(self, call: EagerCall, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        self.calls.append(call)
-        return Recorded.apply(call, self.differentiate, *tensors)
+    def apply(self, sized: SizedCall, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        self.calls.append(sized.call)
+        return Recorded.apply(sized, self.differentiate, *tensors)
 
     def known(
         self,
         invocation: Invocation | Differentiation,
         tensors: Sequence[torch.Tensor],
-        make_examples: Callable[[], Sequence[torch.Tensor]],
+        make_examples: Callable[[], Iterable[torch.Tensor]],
     ) -> EagerCall:
         """The call with its form, which is learnt once for the same function and arguments of the same forms.
 
         Raises:
             CaptureError: it is not known, and there are no real arguments on which to learn it.
         """
-        forms = (DenseForm(tuple(map(int, t.size())), tuple(map(int, t.stride())), t.dtype, t.device) for t in tensors)
-        key = (*invocation.key, *forms)
+        key = (*invocation.key, *map(form_in_call, tensors))
         if self._examples is None:
             raise CaptureError(
                 f"{invocation.name} is not traced, since {invocation.reason}, at {printed_line(user_stack_trace())}. Only "
@@ -183,9 +222,37 @@ class EagerCallRecorder:
         if (found := KNOWN.get(key)) is not None:
             return found
         with unobserved_run(invocation.name), explained_closures(invocation.name):
-            call = EagerCall.learn(invocation, make_examples())
+            call = EagerCall.learn(invocation, list(make_examples()))
         KNOWN[key] = call
+        self.calls.append(call)
         return call
+
+    def fake_results(
+        self, invocation: Invocation, fake: Callable, tensors: Sequence[torch.Tensor]
+    ) -> tuple[Structure, list[torch.Tensor]] | None:
+        """What a function returns for fakes of its arguments; `None` if its fake does not tell that.
+
+        Raises:
+            CaptureError: a fake that a user has given raises.
+        """
+        try:
+            with (
+                torch_compat.hidden_tracing_modes(),
+                torch_compat.unobserved(),
+                torch_compat.ignored_unbacked_symbols(torch_compat.fake_mode_of(self._recorder.graph)),
+                recorded_by(None),
+                without_assignments(),
+                kept_random_states(),
+                torch.no_grad(),
+            ):
+                results = invocation.fake_results(fake, list(map(fake_of, tensors)))
+        except Exception as error:
+            if fake is invocation.function:  # which a trace cannot see into
+                return None
+            raise CaptureError(f"the fake of {invocation.name} raises {type(error).__name__}: {error}") from error
+        values = () if results is None else results[1]
+        is_told = all(isinstance(value, torch.Tensor) and not torch_compat.has_unknown_sizes(value) for value in values)
+        return results if is_told else None
 
     def example(self, tensor: torch.Tensor) -> torch.Tensor:
         """The value of a traced tensor in this call, in memory of its own."""
@@ -193,6 +260,14 @@ class EagerCallRecorder:
             assert self._examples is not None
             tensor = self._examples.value_of(node_of(tensor, self._recorder))
         return DenseForm.of(tensor).copy_of(tensor)
+
+
+def form_in_call(tensor: torch.Tensor) -> DenseForm:
+    """The form that a traced tensor has in this call."""
+    if torch_compat.has_unknown_sizes(tensor):
+        return DenseForm.of(tensor)  # which asks for them
+    numbers = SizeNumbers()
+    return DenseForm.of_traced(tensor, numbers).filled(torch_compat.hints(numbers.values))
 
 
 def reject_shared_writes(call: EagerCall, tensors: Sequence[torch.Tensor]) -> None:

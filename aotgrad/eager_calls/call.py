@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,10 +20,10 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.eager_calls.forms import DenseForm, Structure
-from aotgrad.eager_calls.memory import UNCHANGED, Alias, ArgumentBefore, ArgumentWrite, find_aliases
+from aotgrad.eager_calls.memory import UNCHANGED, Alias, AliasKind, ArgumentBefore, ArgumentWrite, find_aliases
 from aotgrad.eager_calls.modules import module_copies, modules_among
 from aotgrad.eager_calls.tape import Tape
-from aotgrad.eager_calls.wrappers import WrapperParts
+from aotgrad.eager_calls.wrappers import WrapperParts, tensors_in_parts
 from aotgrad.errors import CaptureError, EagerCallError
 
 CALLS: weakref.WeakValueDictionary[int, EagerCall] = weakref.WeakValueDictionary()
@@ -61,9 +61,9 @@ class FinishedRun:
         aliases = (Alias.of(value, len(leaves) + k, value) for k, value in enumerate(new))
         return cls(leaves, leaves, (UNCHANGED,) * len(leaves), tuple(new), structure, tuple(aliases))
 
-    def tape(self, changed: Collection[int]) -> Tape:
+    def tape(self, changed: Collection[int], sizes: Sequence[int] = ()) -> Tape:
         """The tape whose results are the new tensors, then the new values of arguments."""
-        return Tape(self.leaves, (*self.new, *(self.arguments[k] for k in sorted(changed))))
+        return Tape(self.leaves, (*self.new, *(self.arguments[k] for k in sorted(changed))), tuple(sizes))
 
 
 def changed_among(writes: Sequence[ArgumentWrite]) -> tuple[int, ...]:
@@ -98,6 +98,11 @@ class Invocation:
         """Equal for calls of one function in one way."""
         constants = tuple((k, constant_identity(value)) for k, value in self.constants)
         return self.function, self.spec, constants, self.positions, self.needs, self.grad_mode, self.autocast
+
+    def fake_results(self, fake: Callable, inputs: Sequence[torch.Tensor]) -> tuple[Structure, list[Any]] | None:
+        """What another function returns for fake inputs in its place, see `Structure.of`; `None` for wrappers."""
+        results = replace(self, function=fake)._call(inputs)
+        return None if tensors_in_parts(results) else Structure.of(results)
 
     def run(self, inputs: Sequence[torch.Tensor], copied: Collection[int], looks_closely: bool = False) -> FinishedRun:
         """Run the function in eager.
@@ -184,7 +189,7 @@ class Differentiation:
         given = [next(rest) if defined else None for defined in self.defined]
         found = tape.gradients(given, wanted, create_graph=True)
         with torch_compat.above_autograd():
-            gradients = [self.of.checked_gradient(k, value) for k, value in zip(wanted, found, strict=True)]
+            gradients = [self.of.checked_gradient(tape, k, value) for k, value in zip(wanted, found, strict=True)]
         return FinishedRun.of_new((inputs[0], *tape.leaves, *leaves), gradients)
 
 
@@ -255,6 +260,37 @@ class EagerCall:
         CALLS[call.number] = call
         return call
 
+    def sized(
+        self, inputs: Sequence[DenseForm], structure: Structure, results: Sequence[DenseForm], numbers: Sequence[int]
+    ) -> EagerCall | None:
+        """The call with numbers in its forms; `None` if it returns views, or if strides are not those that were learnt.
+
+        Args:
+            structure, results: those of what its fake returns.
+            numbers: those of the run from which the call is known.
+
+        Raises:
+            EagerCallError: its fake returns other sizes or dtypes than the function in that run.
+        """
+        if any(alias.kind is not AliasKind.ITSELF for alias in self.aliases):
+            return None
+        if structure != self.structure:
+            raise EagerCallError(f"the fake of {self.invocation.name} returns another number or pytree of tensors than it")
+        by_root = {alias.root: form for alias, form in zip(self.aliases, results, strict=True)}
+        new = [form for root, form in sorted(by_root.items()) if root >= len(self.inputs)]
+        outputs = (*new, *(inputs[k] for k in self.changed))
+        told = tuple(form.filled(numbers) for form in outputs)
+        texts = [", ".join(map(str, forms)) for forms in (told, self.outputs)]
+        if texts[0] != texts[1]:
+            raise EagerCallError("the fake of {} returns {}, but the function {}".format(self.invocation.name, *texts))
+        ran_on = tuple(form.filled(numbers) for form in inputs)
+        return self.with_forms(inputs, outputs) if (*ran_on, *told) == (*self.inputs, *self.outputs) else None
+
+    def with_forms(self, inputs: Iterable[DenseForm], outputs: Iterable[DenseForm]) -> EagerCall:
+        call = replace(self, number=next(_call_numbers), inputs=tuple(inputs), outputs=tuple(outputs))
+        CALLS[call.number] = call
+        return call
+
     @property
     def changed(self) -> tuple[int, ...]:
         """The inputs that are changed."""
@@ -277,32 +313,34 @@ class EagerCall:
         """The inputs that get a gradient if these results have one."""
         return sorted({k for given, inputs in zip(defined, self.gradients, strict=True) if given for k in inputs})
 
-    def run(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Call the function; returns the tensor that stands for its tape.
+    def run(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> torch.Tensor:
+        """Call the function; returns the tensor that stands for its tape. `sizes`: the numbers of the forms.
 
         Raises:
             EagerCallError: it does something else than when the function around it was compiled.
         """
-        inputs = [form.laid_out(value) for form, value in zip(self.inputs, inputs, strict=True)]
+        inputs = [form.filled(sizes).laid_out(value) for form, value in zip(self.inputs, inputs, strict=True)]
         run = self.invocation.run(inputs, self.changed)
         if any(found.kind > known.kind for found, known in zip(run.writes, self.writes, strict=True)):
             raise EagerCallError(
                 f"{self.invocation.name}, which is not traced, changes an argument in place, but did not do so, or not with "
                 "a gradient, when the function around it was compiled"
             )
-        tape = run.tape(self.changed)
+        tape = run.tape(self.changed, sizes)
         self._check_results(tape, run)
         return tape.as_tensor()
 
     def _check_results(self, tape: Tape, run: FinishedRun) -> None:
         found = tuple(value.requires_grad for value in tape.results)
-        pairs = itertools.zip_longest(self.outputs, tape.results)
+        outputs = [form.filled(tape.numbers) for form in self.outputs]
+        pairs = itertools.zip_longest(outputs, tape.results)
         fits = all(form and value is not None and form.admits(value) for form, value in pairs)
         if not fits or run.structure != self.structure or found != self.differentiable:
-            have, had = (", ".join(map(str, forms)) for forms in (map(DenseForm.of, tape.results), self.outputs))
+            have, known = (", ".join(map(str, forms)) for forms in (map(DenseForm.of, tape.results), outputs))
+            known = f"its fake {known}" if tape.numbers else f"returned {known} when the function around it was compiled"
             raise EagerCallError(
-                f"{self.invocation.name}, which is not traced, returns {have}, but returned {had} when the function around "
-                "it was compiled; size, dtype and requires_grad of its results must depend on those of its arguments only"
+                f"{self.invocation.name}, which is not traced, returns {have}, but {known}; size, dtype and requires_grad "
+                "of its results must depend on those of its arguments only"
             )
         if run.aliases != self.aliases:
             raise EagerCallError(
@@ -312,7 +350,8 @@ class EagerCall:
 
     def results(self, tape: Tape) -> list[torch.Tensor]:
         """The results of a call without their history."""
-        return [form.laid_out(value.detach()) for form, value in zip(self.outputs, tape.results, strict=True)]
+        pairs = zip(self.outputs, tape.results, strict=True)
+        return [form.filled(tape.numbers).laid_out(value.detach()) for form, value in pairs]
 
     def run_backward(self, tape: Tape, gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The gradients of the `wanted` inputs.
@@ -322,11 +361,11 @@ class EagerCall:
         """
         wanted = self.wanted([gradient is not None for gradient in gradients])
         found = tape.gradients(gradients, wanted)
-        return [self.checked_gradient(k, value).detach() for k, value in zip(wanted, found, strict=True)]
+        return [self.checked_gradient(tape, k, value).detach() for k, value in zip(wanted, found, strict=True)]
 
-    def checked_gradient(self, position: int, value: torch.Tensor | None) -> torch.Tensor:
+    def checked_gradient(self, tape: Tape, position: int, value: torch.Tensor | None) -> torch.Tensor:
         """The gradient of an input, laid out as the input."""
-        form = self.inputs[position]
+        form = self.inputs[position].filled(tape.numbers)
         if value is None or not form.admits(value):
             given = "None" if value is None else str(DenseForm.of(value))
             name = self.invocation.name

@@ -3,25 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 
+from aotgrad import torch_compat
+
+
+@dataclass(frozen=True)
+class SizeNumber:
+    """A size or stride that differs between calls: its position among the numbers that a call is given."""
+
+    position: int
+
+    def __str__(self) -> str:
+        return f"n{self.position}"
+
+    __repr__ = __str__
+
+
+class SizeNumbers:
+    """The symbolic sizes and strides of the tensors of a call in a trace, each expression once."""
+
+    def __init__(self) -> None:
+        self.values: list[torch.SymInt] = []
+        self._places: dict[Any, SizeNumber] = {}
+
+    def place(self, number: Any) -> Any:
+        """What a form has for a number of a trace."""
+        expression = torch_compat.expression_of(number)
+        if isinstance(number, int) or expression.is_number:
+            return int(number)
+        if expression not in self._places:
+            self._places[expression] = SizeNumber(len(self.values))
+            self.values.append(number)
+        return self._places[expression]
+
 
 @dataclass(frozen=True)
 class DenseForm:
-    """What a graph knows of a tensor."""
+    """What a graph knows of a tensor. A form with a `SizeNumber` stands for those that `filled` makes of it."""
 
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+    size: tuple[Any, ...]
+    stride: tuple[Any, ...]
     dtype: torch.dtype
     device: torch.device
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> DenseForm:
         return cls(tuple(map(int, tensor.size())), tuple(map(int, tensor.stride())), tensor.dtype, tensor.device)
+
+    @classmethod
+    def of_traced(cls, tensor: torch.Tensor, numbers: SizeNumbers) -> DenseForm:
+        """The form of a traced tensor, whose symbolic sizes and strides become numbers."""
+        size, stride = (tuple(map(numbers.place, given)) for given in (tensor.size(), tensor.stride()))
+        return cls(size, stride, tensor.dtype, tensor.device)
+
+    def filled(self, numbers: Sequence[Any]) -> DenseForm:
+        """The form in a call with these numbers; in a trace, they are symbolic."""
+        if not numbers:
+            return self
+        size, stride = (
+            tuple(numbers[each.position] if isinstance(each, SizeNumber) else each for each in given)
+            for given in (self.size, self.stride)
+        )
+        return replace(self, size=size, stride=stride)
 
     def empty(self) -> torch.Tensor:
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=self.device)

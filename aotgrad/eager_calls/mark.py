@@ -7,18 +7,36 @@ import contextvars
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
 
-Record = Callable[[Callable, str, str, tuple, dict[str, Any]], Any]
-"""Records a call: the function, its name, why it is not traced, and its arguments."""
+
+@dataclass(frozen=True)
+class Untraced:
+    """A function that is not traced, with its name, and the reason.
+
+    `fake`: returns tensors like its results for fake arguments. `None`: nothing is known of its results before it runs.
+    """
+
+    function: Callable
+    name: str
+    reason: str
+    fake: Callable | None = None
+
+
+Record = Callable[[Untraced, tuple, dict[str, Any]], Any]
+"""Records a call: the function and its arguments."""
 
 _open_record: contextvars.ContextVar[Record | None] = contextvars.ContextVar("_open_record", default=None)
 F = TypeVar("F", bound=Callable)
 
 
-def island(function: F) -> F:
+@overload
+def island(function: F) -> F: ...
+@overload
+def island(*, fake: Callable) -> Callable[[F], F]: ...
+def island(function: Any = None, *, fake: Callable | None = None) -> Any:
     """Let a function run in eager, between compiled graphs: its Python code is not traced.
 
     >>> @island
@@ -30,20 +48,31 @@ def island(function: F) -> F:
     forward and backward, to learn the forms of its results, which may depend on the sizes and dtypes of its arguments only.
     It may change arguments and return views of them, if it always does. Behind Dynamo it breaks the graph.
 
+    Args:
+        fake: gets the arguments as fake tensors, and returns tensors of the sizes, strides and dtypes that the function
+            returns, such as `torch.empty_like`. With it, one plan serves symbolic sizes; without it, they become constants.
+
     Raises:
         CaptureError: when the function around it is compiled, if it returns other values than tensors, shares memory in a
             way that torch does not know, or needs the gradient of a tensor that is no argument.
         EagerCallError: when it runs, if its results have other forms than before, or if it changes other arguments.
     """
+    if function is None:
+        return functools.partial(_marked, fake=fake)
+    return _marked(function, fake)
+
+
+def _marked(function: Callable, fake: Callable | None) -> Callable:
+    untraced = Untraced(function, function_label(function), "it is marked as an island", fake)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         record = _open_record.get()
         if record is None:
             return function(*args, **kwargs)
-        return record(function, function_label(function), "it is marked as an island", args, kwargs)
+        return record(untraced, args, kwargs)
 
-    return torch.compiler.disable(call)  # pyright: ignore[reportReturnType]
+    return torch.compiler.disable(call)
 
 
 def function_label(function: Any) -> str:
@@ -99,4 +128,4 @@ class RecordedApply:
         record = _open_record.get()
         if record is None or owner is not self.kind:
             return usual
-        return lambda *args: record(usual, owner.__qualname__, self.reason, args, {})
+        return lambda *args: record(Untraced(usual, owner.__qualname__, self.reason, usual), args, {})

@@ -118,14 +118,14 @@ class Alias:
 
     Attributes:
         root: its position among the arguments and the new tensors.
-        form, offset: the form, and the bytes by which it starts behind the root.
+        form, offset: the form, `None` for the root `ITSELF`, and the bytes by which it starts behind the root.
         has_history: whether a `VIEW` was not made under `no_grad`.
         view: of a `VIEW`: how to make it, see `torch_compat.model_of_view`.
     """
 
     root: int
     kind: AliasKind
-    form: DenseForm
+    form: DenseForm | None
     offset: int
     requires_grad: bool
     has_history: bool
@@ -142,7 +142,8 @@ class Alias:
         view = torch_compat.model_of_view(value) if kind is AliasKind.VIEW else None
         offset = start_of(value) - start_of(root)
         has_history = kind is not AliasKind.VIEW or not torch_compat.made_under_no_grad(value)
-        return cls(position, kind, DenseForm.of(value), offset, value.requires_grad, has_history, view)
+        form = None if kind is AliasKind.ITSELF else DenseForm.of(value)
+        return cls(position, kind, form, offset, value.requires_grad, has_history, view)
 
     def made_of(self, root: torch.Tensor) -> torch.Tensor:
         """The alias of another root."""
@@ -158,6 +159,7 @@ class Alias:
                 return self._laid_out(root.data)
 
     def _laid_out(self, alias: torch.Tensor) -> torch.Tensor:
+        assert self.form is not None
         alias = alias if alias.dtype == self.form.dtype else alias.view(self.form.dtype)
         if DenseForm.of(alias) == self.form and self.offset == 0:
             return alias

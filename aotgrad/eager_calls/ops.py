@@ -1,16 +1,18 @@
 """The operators that stand for an eager call and its backward in a graph.
 
-    tape = aotgrad.eager_call(number, inputs)
-    results = aotgrad.eager_call_results(number, tape)
-    gradients = aotgrad.eager_call_backward(number, tape, kept, gradients)
+    tape = aotgrad.eager_call(number, inputs, sizes)
+    results = aotgrad.eager_call_results(number, tape, sizes)
+    gradients = aotgrad.eager_call_backward(number, tape, kept, gradients, sizes)
 
 A call has an effect, since nobody knows what the function does: it runs once, in its place. `kept` are the inputs and
 results that its autograd graph has saved: as arguments of the backward, they are saved values, whose versions are checked.
+`sizes` are the numbers that fill the forms of the call: its symbolic sizes and strides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,38 +25,40 @@ from aotgrad.eager_calls.tape import Tape
 from aotgrad.errors import HigherOrderError
 
 _operators = torch.library.Library("aotgrad", "FRAGMENT")
-_operators.define("eager_call(int number, Tensor[] inputs) -> Tensor")
-_operators.define("eager_call_results(int number, Tensor tape) -> Tensor[]")
-_operators.define("eager_call_backward(int number, Tensor tape, Tensor[] kept, Tensor?[] gradients) -> Tensor[]")
+_operators.define("eager_call(int number, Tensor[] inputs, SymInt[] sizes) -> Tensor")
+_operators.define("eager_call_results(int number, Tensor tape, SymInt[] sizes) -> Tensor[]")
+_operators.define(
+    "eager_call_backward(int number, Tensor tape, Tensor[] kept, Tensor?[] gradients, SymInt[] sizes) -> Tensor[]"
+)
 
 
-def _run(number: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    return CALLS[number].run(inputs)
+def _run(number: int, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
+    return CALLS[number].run(inputs, sizes)
 
 
-def _results(number: int, tape: torch.Tensor) -> list[torch.Tensor]:
+def _results(number: int, tape: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
     return CALLS[number].results(Tape.of(tape))
 
 
 def _run_backward(
-    number: int, tape: torch.Tensor, kept: Any, gradients: Sequence[torch.Tensor | None]
+    number: int, tape: torch.Tensor, kept: Any, gradients: Sequence[torch.Tensor | None], sizes: Sequence[int]
 ) -> list[torch.Tensor]:
     return CALLS[number].run_backward(Tape.of(tape), gradients)
 
 
-def _fake(number: int, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+def _fake(number: int, inputs: Sequence[torch.Tensor], sizes: Sequence[Any]) -> torch.Tensor:
     return torch.empty(1, dtype=torch.uint8)
 
 
-def _fake_results(number: int, tape: torch.Tensor) -> list[torch.Tensor]:
-    return [form.empty() for form in CALLS[number].outputs]
+def _fake_results(number: int, tape: torch.Tensor, sizes: Sequence[Any]) -> list[torch.Tensor]:
+    return [form.filled(sizes).empty() for form in CALLS[number].outputs]
 
 
 def _fake_backward(
-    number: int, tape: torch.Tensor, kept: Any, gradients: Sequence[torch.Tensor | None]
+    number: int, tape: torch.Tensor, kept: Any, gradients: Sequence[torch.Tensor | None], sizes: Sequence[Any]
 ) -> list[torch.Tensor]:
     forms = CALLS[number].forms_of_gradients([gradient is not None for gradient in gradients])
-    return [form.empty() for form in forms]
+    return [form.filled(sizes).empty() for form in forms]
 
 
 KERNELS = {
@@ -84,18 +88,27 @@ def reasons_of_eager_calls(graph: fx.Graph) -> dict[fx.Node, str]:
     return {node: f"{call.name} is not traced: {call.reason}" for node, call in calls}
 
 
-Differentiate = Callable[[EagerCall, torch.Tensor, Sequence[torch.Tensor], Sequence[Any]], Sequence[torch.Tensor]]
+Differentiate = Callable[["SizedCall", torch.Tensor, Sequence[torch.Tensor], Sequence[Any]], Sequence[torch.Tensor]]
 """Records the backward of a call as a call: of the call, its tape, its inputs and the gradients of its results."""
+
+
+@dataclass(frozen=True)
+class SizedCall:
+    """A call in a trace, with the numbers that fill its forms there."""
+
+    call: EagerCall
+    sizes: Sequence[Any] = ()
 
 
 class Recorded(torch.autograd.Function):
     """An eager call in a trace, with its backward; under `create_graph`, the backward is an eager call itself."""
 
     @staticmethod
-    def forward(ctx: Any, call: EagerCall, differentiate: Differentiate, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        tape = CALL(call.number, list(inputs))
-        outputs = CALL_RESULTS(call.number, tape)
-        ctx.call, ctx.differentiate, ctx.inputs = call, differentiate, inputs
+    def forward(ctx: Any, sized: SizedCall, differentiate: Differentiate, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        call, sizes = sized.call, list(sized.sizes)
+        tape = CALL(call.number, list(inputs), sizes)
+        outputs = CALL_RESULTS(call.number, tape, sizes)
+        ctx.sized, ctx.differentiate, ctx.inputs = sized, differentiate, inputs
         ctx.versions = hidden_versions(inputs)
         ctx.set_materialize_grads(sum(call.differentiable) < 2)
         ctx.mark_non_differentiable(*(value for value, has in zip(outputs, call.differentiable, strict=True) if not has))
@@ -105,7 +118,8 @@ class Recorded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        call: EagerCall = ctx.call
+        sized: SizedCall = ctx.sized
+        call = sized.call
         tape, *kept = ctx.saved_tensors
         given = [value if has else None for value, has in zip(gradients, call.differentiable, strict=True)]
         wanted = call.wanted([value is not None for value in given])
@@ -113,9 +127,9 @@ class Recorded(torch.autograd.Function):
             return (None,) * (2 + len(call.inputs))
         if torch.is_grad_enabled():
             reject_changed_inputs(call, ctx.versions, ctx.inputs)
-            results = ctx.differentiate(call, tape, ctx.inputs, given)
+            results = ctx.differentiate(sized, tape, ctx.inputs, given)
         else:
-            results = CALL_BACKWARD(call.number, tape, kept, given)
+            results = CALL_BACKWARD(call.number, tape, kept, given, list(sized.sizes))
         found = dict(zip(wanted, results, strict=True))
         return (None, None, *(found.get(k) for k in range(len(call.inputs))))
 

@@ -18,10 +18,11 @@ from aotgrad.errors import EagerCallError
 
 @dataclass(frozen=True, eq=False)
 class Tape:
-    """The inputs of a call, which are leaves, and its results with their history."""
+    """The inputs of a call, which are leaves, and its results with their history. `numbers`: of its forms."""
 
     leaves: tuple[torch.Tensor, ...]
     results: tuple[torch.Tensor, ...]
+    numbers: tuple[int, ...] = ()
 
     def as_tensor(self) -> torch.Tensor:
         """A tensor whose memory holds this tape: it lives as long as that memory."""

@@ -240,6 +240,7 @@ from aotgrad.torch_compat.expressions import (
     expression_text,
     expression_types,
     first_symbol,
+    ignored_unbacked_symbols,
     is_symbol,
     is_unbacked_name,
     meta_of_read,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import sympy
@@ -127,6 +128,13 @@ def unbacked_symbol(mode: FakeTensorMode, name: str) -> sympy.Symbol:
     with env.ignore_fresh_unbacked_symbols():  # no op of a trace returns it
         made = env.create_unbacked_symfloat() if is_float else env.create_unbacked_symint()
     return made.node.expr
+
+
+@contextlib.contextmanager
+def ignored_unbacked_symbols(mode: FakeTensorMode) -> Iterator[None]:
+    """Inside, an op may make symbols without a value; torch does not look for them in its results."""
+    with contextlib.nullcontext() if mode.shape_env is None else mode.shape_env.ignore_fresh_unbacked_symbols():
+        yield
 
 
 def symbolic_number(mode: FakeTensorMode, kind: str, expression: sympy.Basic) -> Any:

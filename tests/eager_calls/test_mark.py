@@ -25,23 +25,23 @@ def test_outside_of_a_trace_it_is_the_function_itself():
 def test_calls_are_recorded_where_a_record_is_open():
     calls = []
 
-    def record(function, name, reason, args, kwargs):
-        calls.append((name, reason, args, kwargs))
-        return function(*args, **kwargs)
+    def record(untraced, args, kwargs):
+        calls.append((untraced.name, untraced.reason, untraced.fake, args, kwargs))
+        return untraced.function(*args, **kwargs)
 
     with recorded_by(record):
         doubled(3, twice=2)
         with recorded_by(None):
             doubled(4)
     doubled(5)
-    assert calls == [("doubled", "it is marked as an island", (3,), {"twice": 2})]
+    assert calls == [("doubled", "it is marked as an island", None, (3,), {"twice": 2})]
 
 
 def test_applications_of_autograd_functions_are_recorded_until_the_end():
     x, calls, apply = leaf(), [], NumpySin.apply
     with recorded_applications({NumpySin: "a test"}):
         torch.testing.assert_close(NumpySin.apply(x), x.sin())
-        with recorded_by(lambda *call: calls.append(call[1:3])):
+        with recorded_by(lambda untraced, *_: calls.append((untraced.name, untraced.reason))):
             NumpySin.apply(x)
     assert calls == [("NumpySin", "a test")]
     assert apply == NumpySin.apply and "apply" not in vars(NumpySin)
@@ -70,6 +70,9 @@ def test_an_apply_of_its_own_is_recorded():
             return super().apply(x) * times
 
     calls = []
-    with recorded_applications({Own: "a test"}), recorded_by(lambda *call: calls.append(call[0](*call[3]))):
+    with (
+        recorded_applications({Own: "a test"}),
+        recorded_by(lambda untraced, args, _: calls.append(untraced.function(*args))),
+    ):
         Own.apply(leaf(), 3)
     torch.testing.assert_close(calls, [leaf().sin() * 3])

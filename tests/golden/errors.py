@@ -1556,6 +1556,36 @@ def island_whose_results_change():
 
 
 @error_case
+def island_with_a_fake_of_another_size():
+    """The fake of a function tells other sizes than the function returns."""
+    doubled = aotgrad.island(fake=torch.empty_like)(lambda x: torch.cat([x, x]))
+    aotgrad.aot_function(lambda x: doubled(x.cos()), aotgrad.nop, dynamic=True)(torch.ones(3))
+
+
+@error_case
+def island_with_a_fake_of_another_pytree():
+    """The fake of a function returns two tensors, and the function one."""
+    doubled = aotgrad.island(fake=lambda x: (x, x))(lambda x: x * 2)
+    aotgrad.aot_function(lambda x: doubled(x.cos()), aotgrad.nop, dynamic=True)(torch.ones(3))
+
+
+@error_case
+def island_with_a_fake_that_raises():
+    """The fake of a function does not run on fake tensors."""
+    copied = aotgrad.island(fake=lambda x: torch.from_numpy(x.numpy()))(lambda x: x.clone())
+    aotgrad.aot_function(lambda x: copied(x.cos()), aotgrad.nop, dynamic=True)(torch.ones(3))
+
+
+@error_case
+def island_with_a_fake_that_is_wrong_later():
+    """The fake of a function tells the right size of a result, but not for every size."""
+    short = aotgrad.island(fake=torch.empty_like)(lambda x: x[:6] * 2)
+    compiled = aotgrad.aot_function(lambda x: short(x.cos()), aotgrad.nop, dynamic=True)
+    compiled(torch.ones(3))
+    compiled(torch.ones(7))
+
+
+@error_case
 def island_behind_a_hook_that_copies():
     """A saved-tensor hook stores a copy of what the backward needs."""
     exponential = aotgrad.island(torch.exp)

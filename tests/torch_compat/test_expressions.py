@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, GuardOnDataDependentSymNode, StatelessSymbolicContext
 
 from aotgrad import torch_compat as compat
@@ -122,6 +123,16 @@ def test_a_read_of_a_float_is_a_symbol_of_its_own(fake_mode):
     assert isinstance(first["val"], torch.SymFloat)
     assert list(first["unbacked_bindings"]) == [compat.expression_of(first["val"])] != list(second["unbacked_bindings"])
     assert not fake_mode.shape_env.pending_fresh_unbacked_symbols
+
+
+def test_symbols_that_no_result_has():
+    mode, _ = symbolic_fake()
+    fake = mode.from_tensor(torch.tensor([3]))
+    with mode, compat.ignored_unbacked_symbols(mode):
+        assert isinstance(fake.item(), torch.SymInt)
+    assert not mode.shape_env.pending_fresh_unbacked_symbols
+    with compat.ignored_unbacked_symbols(FakeTensorMode()):  # a mode without symbols
+        pass
 
 
 def test_a_symbol_without_a_value():
