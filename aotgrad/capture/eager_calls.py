@@ -22,7 +22,7 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
-from aotgrad.capture.undo import kept_random_states, restored_tensors
+from aotgrad.capture.undo import kept_random_states, restored_assignments, restored_tensors
 from aotgrad.capture.values import Prologue, fake_of, node_of
 from aotgrad.eager_calls.call import CALLS, KNOWN, Differentiation, EagerCall, Invocation
 from aotgrad.eager_calls.forms import DenseForm, SizeNumbers, Structure
@@ -317,7 +317,7 @@ def explained_closures(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unobserved_run(name: str) -> Iterator[None]:
-    """Inside, a function runs for real, and no random generator moves, and no tensor but its own changes, and no module.
+    """Inside, a function runs for real; afterwards, random generators, tensors not its own and modules are as before.
 
     Raises:
         CaptureError: it changes another tensor in a way that has a gradient.
@@ -329,6 +329,7 @@ def unobserved_run(name: str) -> Iterator[None]:
         torch_compat.hidden_saved_tensor_hooks(),
         kept_random_states(),
         restored_tensors(name),
+        restored_assignments(),
         without_assignments(),
         recorded_by(None),
     ):

@@ -1,7 +1,7 @@
 """What a function does when it runs once more than in eager, and how it is undone.
 
-with kept_random_states(), restored_tensors("f"):
-    f(x)                    draws numbers, and changes a tensor that it closes over
+with kept_random_states(), restored_tensors("f"), restored_assignments():
+    f(x)                    draws numbers, changes a tensor that it closes over, and assigns a buffer of a module
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
+from torch import nn
+from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
@@ -54,6 +57,29 @@ def restored_tensors(name: str) -> Iterator[None]:
             f"{name}, which is not traced, changes a tensor that is no argument of it in a way that has a gradient; pass it "
             "as an argument"
         )
+
+
+@contextlib.contextmanager
+def restored_assignments() -> Iterator[None]:
+    """Inside, a function runs that may assign buffers and parameters of modules. These have the old ones afterwards."""
+    before: dict[tuple[int, str, str], tuple[nn.Module, Any]] = {}
+    thread = threading.get_ident()
+
+    def note(module: nn.Module, registry: str, name: str) -> None:
+        if threading.get_ident() == thread and name in vars(module)[registry]:
+            before.setdefault((id(module), registry, name), (module, vars(module)[registry][name]))
+
+    handles = (
+        register_module_buffer_registration_hook(lambda module, name, _: note(module, "_buffers", name)),
+        register_module_parameter_registration_hook(lambda module, name, _: note(module, "_parameters", name)),
+    )
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for (_, registry, name), (module, value) in before.items():
+            vars(module)[registry][name] = value
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import numpy as np
 import pytest
 import torch
 
-from aotgrad.capture.undo import kept_random_states, restored_tensors
+from aotgrad.capture.undo import kept_random_states, restored_assignments, restored_tensors
 from aotgrad.errors import CaptureError
 
 
@@ -50,3 +51,28 @@ def test_a_new_history_is_an_error():
     ):
         x.add_(torch.ones(2, requires_grad=True))
     assert x.tolist() == [0, 0] and not x.requires_grad and x._version == 0
+
+
+def test_buffers_and_parameters_that_are_assigned_are_those_of_before():
+    module = torch.nn.BatchNorm1d(2)
+    before, other = dict(module.state_dict(keep_vars=True)), torch.nn.BatchNorm1d(2)
+    with restored_assignments():
+        for _ in range(2):
+            module.running_mean, module.weight = torch.ones(2), torch.nn.Parameter(torch.zeros(2))
+        module.register_buffer("new", torch.ones(2))
+        thread = threading.Thread(target=lambda: setattr(other, "running_mean", torch.ones(2)))
+        thread.start()
+        thread.join()
+    after = module.state_dict(keep_vars=True)
+    assert all(after[name] is value for name, value in before.items()) and after["new"].tolist() == [1, 1]
+    assert other.running_mean.tolist() == [1, 1]
+    module.running_mean = torch.ones(2)
+    assert module.running_mean.tolist() == [1, 1]
+
+
+def test_assignments_before_an_error_are_undone():
+    module = torch.nn.BatchNorm1d(2)
+    with pytest.raises(ZeroDivisionError), restored_assignments():
+        module.running_mean = torch.ones(2)
+        raise ZeroDivisionError
+    assert module.running_mean.tolist() == [0, 0]

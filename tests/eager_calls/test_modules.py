@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations
 
 import aotgrad
 from aotgrad.errors import CaptureError
-from tests.eager_calls.functions import ISLANDS, leaf
+from tests.eager_calls.functions import ISLANDS, gradients_of, leaf
 
 
 class Noting(nn.Module):
@@ -67,6 +67,36 @@ def test_a_buffer_that_is_replaced_is_an_error():
     with pytest.raises(CaptureError, match="assigns or deletes a parameter, buffer or part of a Replacing"):
         aotgrad.aot_module(model, "eager", options=ISLANDS)(leaf())
     assert not model.mean.any()
+
+
+class Assigning(nn.Module):
+    """A function that closes over it assigns a buffer and a parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.scale = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def count(self, x):
+        self.calls = self.calls + 1
+        self.scale = nn.Parameter(self.scale * 2, requires_grad=False)
+        return x * float(self.calls) + self.scale
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_module_that_is_closed_over_is_assigned_to_once_a_call(backend):
+    models = Assigning(), Assigning()
+    functions = [counting_on(model) for model in models]
+    run = aotgrad.aot_function(functions[1], backend, options=ISLANDS)
+    for seed in range(3):
+        expected, found = (gradients_of(call, leaf(seed=seed)) for call in (functions[0], run))
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(models[1].state_dict(), models[0].state_dict())
+
+
+def counting_on(model):
+    count = aotgrad.island(lambda x: model.count(x))
+    return lambda x: count(x.cos()) * 2
 
 
 class Holding(nn.Module):

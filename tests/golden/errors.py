@@ -1532,6 +1532,14 @@ def island_that_changes_an_argument_later():
 
 
 @error_case
+def island_that_assigns_a_buffer():
+    """A function that is not traced assigns a buffer of a module that it gets."""
+    model = torch.nn.BatchNorm1d(3)
+    reset = aotgrad.island(lambda model, x: (setattr(model, "running_mean", x.mean(0)), x * 2)[1])
+    aotgrad.aot_function(lambda x: reset(model, x.cos()), aotgrad.nop)(torch.ones(4, 3))
+
+
+@error_case
 def island_that_returns_a_number():
     """A function that is not traced returns a Python value, which a graph would keep as it is."""
     mean = aotgrad.island(lambda x: x.mean().item())
