@@ -102,6 +102,11 @@ class EagerCallRecorder:
         if torch_compat.transform_is_open():
             with recorded_by(None):
                 return untraced.function(*args, **kwargs)
+        if self._examples is None:
+            raise CaptureError(
+                f"{untraced.name} is not traced, since {untraced.reason}, at {printed_line(user_stack_trace())}. Only "
+                "aot_function, aot_module and train_step run it between compiled graphs; a graph that is exported cannot"
+            )
         arguments = WrapperParts.within((args, kwargs))
         leaves, spec = pytree.tree_flatten(arguments)
         leaves = [int(value) if isinstance(value, torch.SymInt) else value for value in leaves]
@@ -139,7 +144,11 @@ class EagerCallRecorder:
         examples = functools.partial(map, self.example, tensors)
         numbers = SizeNumbers()
         inputs = tuple(DenseForm.of_traced(tensor, numbers) for tensor in tensors)
-        if numbers.values and fake is not None and (results := self.fake_results(invocation, fake, tensors)) is not None:
+        if fake is None or not numbers.values or any(map(torch_compat.has_unknown_sizes, tensors)):
+            results = None
+        else:
+            results = self.fake_results(invocation, fake, tensors)
+        if results is not None:
             structure, values = results
             forms = tuple(DenseForm.of_traced(value, numbers) for value in values)
             key = (*invocation.key, inputs, structure, forms)
@@ -211,14 +220,9 @@ class EagerCallRecorder:
         """The call with its form, which is learnt once for the same function and arguments of the same forms.
 
         Raises:
-            CaptureError: it is not known, and there are no real arguments on which to learn it.
+            CaptureError: it is not known, and it cannot be a part of a graph.
         """
         key = (*invocation.key, *map(form_in_call, tensors))
-        if self._examples is None:
-            raise CaptureError(
-                f"{invocation.name} is not traced, since {invocation.reason}, at {printed_line(user_stack_trace())}. Only "
-                "aot_function, aot_module and train_step run it between compiled graphs; a graph that is exported cannot"
-            )
         if (found := KNOWN.get(key)) is not None:
             return found
         with unobserved_run(invocation.name), explained_closures(invocation.name):

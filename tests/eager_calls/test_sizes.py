@@ -184,6 +184,24 @@ def halves(x):
     return TwoTensor(x.detach() * 1, x.detach() * 2)
 
 
+def test_a_known_call_is_not_exported():
+    def function(x):
+        return exponential_like(x.cos())
+
+    run = aotgrad.aot_function(function, "eager", dynamic=True, options=ISLANDS)
+    run(leaf(5, 3))
+    with pytest.raises(CaptureError, match="a graph that is exported cannot"):
+        aotgrad.export_joint(function, (leaf(5, 3),), options={"dynamic": True})
+
+
+def test_an_argument_whose_size_depends_on_values():
+    def function(x):
+        return exponential_like(x[x > 0].cos()).sin()
+
+    run = aotgrad.aot_function(function, "eager", dynamic=True, options=ISLANDS)
+    assert_like_eager(run, function, (5, 7, 1, 0, 7))
+
+
 SPECIALIZED = {
     "no fake": lambda x: exponential(x.cos()).sin(),
     "a forward in NumPy": lambda x: NumpySin.apply(x.cos()).exp(),
