@@ -9,6 +9,9 @@ chooses what to recompute, as for the regions that Dynamo tags. A region within 
 
 The second run repeats the region's in-place changes, and draws new random numbers if the generator's state was not kept. A
 region that Dynamo keeps as one op is recomputed from saved values, and is traced a second time only if it does one of these.
+
+Hooks and the backwards of autograd functions run in the backward, too, and may read the module. So the whole backward is
+traced within the contexts that the function has opened (`OpenedContexts`).
 """
 
 from __future__ import annotations
@@ -26,9 +29,46 @@ MakeContext = Callable[[], contextlib.AbstractContextManager[Any]]
 _contexts: contextvars.ContextVar[tuple[MakeContext, ...]] = contextvars.ContextVar("_open", default=())
 
 
+class OpenedContexts:
+    """The contexts that were opened inside, other than those for regions only."""
+
+    def __init__(self) -> None:
+        self.makers: list[MakeContext] = []
+
+    @contextlib.contextmanager
+    def collecting(self) -> Iterator[None]:
+        token = _opened.set(self)
+        try:
+            yield
+        finally:
+            _opened.reset(token)
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        """Open new contexts of their kinds.
+
+        Raises:
+            CaptureError: one of them has assigned what the function reads.
+        """
+        with contextlib.ExitStack() as stack:
+            for make_context in self.makers:
+                stack.enter_context(make_context())
+            yield
+
+
+_opened: contextvars.ContextVar[OpenedContexts | None] = contextvars.ContextVar("_opened", default=None)
+
+
 @contextlib.contextmanager
-def rerun_context(make_context: Callable[[], contextlib.AbstractContextManager[Entered]]) -> Iterator[Entered]:
-    """Open a context, and return its value. Regions that run inside are rerun later within a new context of its kind."""
+def rerun_context(
+    make_context: Callable[[], contextlib.AbstractContextManager[Entered]], *, for_regions_only: bool = False
+) -> Iterator[Entered]:
+    """Open a context, and return its value. Regions that run inside are rerun later within a new context of its kind.
+
+    So is the whole backward, unless it is `for_regions_only`.
+    """
+    if not for_regions_only and (opened := _opened.get()) is not None:
+        opened.makers.append(make_context)
     token = _contexts.set((*_contexts.get(), make_context))
     try:
         with make_context() as entered:

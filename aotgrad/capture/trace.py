@@ -36,7 +36,7 @@ from aotgrad.capture.inner_backwards import InnerBackward
 from aotgrad.capture.kept_calls import KeptCalls, noted_gradients
 from aotgrad.capture.literals import SymbolicLiterals
 from aotgrad.capture.recorder import LIBRARY_FOLDERS, UNSEEN, Recorder, printed_line
-from aotgrad.capture.regions import CheckpointedRegion, rerun_context
+from aotgrad.capture.regions import CheckpointedRegion, OpenedContexts, rerun_context
 from aotgrad.capture.values import ValueReads, forget_constants, takes_symbolic_float
 from aotgrad.eager_calls.call import EagerCall
 from aotgrad.errors import AOTGradError, CaptureError, add_note
@@ -99,6 +99,7 @@ class Trace:
         self.on_hook: Callable[[Any, Sequence[Any]], None] | None = None
         self.on_region: OnRegion | None = None
         self.changing: set[Any] = set()
+        self.opened = OpenedContexts()
         self.eager_calls: list[EagerCall] = []
         self.kept_calls: list[KeptCall] = []
         self._regions, self._backwards = itertools.count(), itertools.count()
@@ -195,7 +196,7 @@ class Trace:
                     "tensor in place, or draws other random numbers then; leave out context_fn, or checkpoint outside of "
                     "the compiled function"
                 )
-            with rerun_context(lambda: torch_compat.run_kept_regions(run_nested_region)):
+            with rerun_context(lambda: torch_compat.run_kept_regions(run_nested_region), for_regions_only=True):
                 return torch_compat.run_checkpointed(region, args, settings, self._retraced[region])
         if not torch.is_grad_enabled():
             return run(region, *args, **settings)
@@ -230,6 +231,27 @@ class Trace:
         self._generators.begin()
         with self._generators.watch():
             yield
+
+    @contextlib.contextmanager
+    def within_contexts(self) -> Iterator[None]:
+        """Inside, the backward runs within the contexts of the function, so that hooks read traced tensors of a module.
+
+        Raises:
+            CaptureError: the function has assigned state, and the backward reads a tensor that is not traced.
+        """
+        known = {id(constant) for constant in self.constants()}
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self.opened.again())
+                assigns_state = False
+            except CaptureError:  # as a region's second run, which would assign it once more
+                assigns_state = True
+            yield
+        if assigns_state and any(id(constant) not in known for constant in self.constants()):
+            raise CaptureError(
+                "the forward assigns a new tensor to a buffer or attribute of its module, and a hook or the backward of an "
+                "autograd function reads a tensor that is no argument. Change the state in place: self.name.copy_(...)"
+            )
 
     def assignments(self, arguments: Sequence[Any]) -> torch_compat.Assignments:
         """The handler of calls that give a tensor the memory of another one."""
@@ -451,7 +473,8 @@ def observe(
         gradient_aliases.collected() as joins,
         trace.watch_draws(),
         trace.checkpoints(),
-        rerun_context(eager_calls.active),
+        rerun_context(eager_calls.active, for_regions_only=True),
+        trace.opened.collecting(),
         torch_compat.report_backwards(trace.inner_backward),
         torch_compat.noted_materialization(),
         torch_compat.refused_parallel_modules(),

@@ -115,7 +115,9 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, cuts: Cuts = UNCUT)
         results = [result_of(capture, meta, slot) for slot in meta.forward_results()]
         outputs = [result for result in results if result.differentiable is not None]
         effects = Effects(capture, meta)
-        backward = _append_possible_backward(capture, outputs, list(views_outside(capture, meta)), cuts, effects)
+        views = list(views_outside(capture, meta))
+        with capture.trace.within_contexts():
+            backward = _append_possible_backward(capture, outputs, views, cuts, effects)
     results += [Result(slot, node, None) for slot, node in effects.new_results.items()]
     primals = capture.convention.primals
     gradients = (_with_part(gradient, primals) for gradient in backward.gradients)

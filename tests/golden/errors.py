@@ -1141,6 +1141,19 @@ def assigned_buffer_around_a_region():
 
 
 @error_case
+def assigned_buffer_that_a_hook_reads():
+    """A module binds its buffer to a new tensor, and a hook reads it in the backward."""
+
+    def f(self, x):
+        y = x * self.weight
+        y.register_hook(lambda gradient: gradient * self.count)
+        self.count = self.count + 1
+        return y
+
+    aotgrad.aot_module(Assigning(f), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def assigned_buffer_of_a_closure():
     """A function calls a module that binds its buffer to a new tensor."""
 
