@@ -497,7 +497,8 @@ def describe_value(position: int, value: Any) -> ir.OutputAliasInfo:
         return ir.ConstantOutput(value)
     raise UnsupportedOutputError(
         f"output {position} is a {type(value).__module__}.{type(value).__qualname__}; a compiled function returns tensors, "
-        "numbers, strings, None, and lists, tuples, dicts, namedtuples or registered pytrees of them"
+        "numbers, strings, None, and lists, tuples, dicts, namedtuples or registered pytrees of them; return its tensors, "
+        "or register the class by torch.utils._pytree.register_pytree_node"
     )
 
 
