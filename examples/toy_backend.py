@@ -47,7 +47,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    compiled = torch.compile(model, backend=aotgrad.DynamoBackend(ToyBackend()))
+    compiled = torch.compile(model, backend=ToyBackend())
     for x in torch.randn(100, 8, 4):
         optimizer.zero_grad()
         loss = (compiled(x) - x.sum(1, keepdim=True)).square().mean()

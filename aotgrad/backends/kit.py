@@ -9,7 +9,7 @@
         def compile(self, graph, inputs, role):
             return my_compiler(graph)
 
-    torch.compile(model, backend=aotgrad.DynamoBackend(Mine()))
+    torch.compile(model, backend=Mine())
 
 `docs/backends.md` is a tutorial.
 """
@@ -21,7 +21,7 @@ import copy
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch.fx as fx
 
@@ -36,6 +36,9 @@ from aotgrad.graph import op_table
 from aotgrad.graph.ends import outputs_of
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.slots import Primal
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Role = Literal["forward", "backward", "inference", "step"]
 """What a graph computes: a forward that saves values, its backward, a function without gradients, a whole training step."""
@@ -59,6 +62,17 @@ class Backend:
     keep: Collection[Any] = frozenset()
     role_without_backward: Role = "inference"
     share_layers: bool = False
+    for_dynamo: ClassVar[Callable[[Backend], Callable[..., Callable]]]
+    """Makes the backend that Dynamo calls. `frontends/dynamo.py` sets it, since a stage imports no frontend."""
+
+    def __new__(cls, *args: Any, **settings: Any) -> Self:
+        if args and isinstance(args[0], fx.GraphModule):  # torch.compile(backend=Mine) calls the class
+            raise class_for_backend(cls)
+        return super().__new__(cls)
+
+    def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[Any], **settings: Any) -> Callable:
+        """Compile a graph of Dynamo's with its backward: what `torch.compile(model, backend=Mine())` calls."""
+        return type(self).for_dynamo(self)(graph, example_inputs, **settings)
 
     def compile(self, graph: fx.GraphModule, inputs: Sequence[GraphInput], role: Role) -> Callable:
         """A function of the graph's inputs that returns its results, in a list or tuple.
@@ -151,6 +165,11 @@ class Backend:
         return known | {node: f"{self.name} does not support it" for node in ops if not self.supports(node)}
 
 
+def class_for_backend(kind: type[Backend]) -> BackendError:
+    """The error for a class of backends in place of an instance."""
+    return BackendError(f"{kind.__name__} is a class; a backend is an instance of it: {kind.__name__}()")
+
+
 def backend_of_steps(backend: PartitionCompiler) -> PartitionCompiler:
     """A backend for graphs of whole training steps: an author's is told that they are."""
     return backend.of_steps() if isinstance(backend, Backend) else backend
@@ -161,6 +180,14 @@ def makes_islands(backend: PartitionCompiler) -> bool:
     while isinstance(backend, WrappedBackend):
         backend = backend.backend
     return isinstance(backend, Backend) and type(backend).supports is not Backend.supports
+
+
+def reject_what_compiles_no_graph(compiler: Any, name: str) -> None:
+    """Raise BackendError for anything but a compiler of one graph."""
+    if isinstance(compiler, Backend) or (isinstance(compiler, type) and issubclass(compiler, Backend)):
+        raise BackendError(f"{name} is a backend, not a compiler of one graph: pass it alone, or to register_backend")
+    if not callable(compiler):
+        raise BackendError(f"{name} is a {type(compiler).__name__}; it must be a callable of a graph and its inputs")
 
 
 def may_be_unsupported(node: fx.Node) -> bool:
@@ -186,11 +213,10 @@ class FunctionBackend(Backend):
     keep: Collection[Any] = frozenset()
 
     def __post_init__(self) -> None:
-        if not callable(self.fw_compiler):
-            kind = type(self.fw_compiler).__name__
-            raise BackendError(
-                f"backend {self.name!r}: fw_compiler is a {kind}; it must be a callable of a graph and its inputs"
-            )
+        for place in ("fw_compiler", "bw_compiler", "inference_compiler"):
+            compiler = getattr(self, place)
+            if compiler is not None or place == "fw_compiler":
+                reject_what_compiles_no_graph(compiler, f"backend {self.name!r}: {place}")
 
     def decompositions(self) -> Mapping[Any, Callable]:
         return self.decomposition_table

@@ -13,7 +13,7 @@ from aotgrad.backends.base import AnyBackend, GraphCompiler, PartitionCompiler
 from aotgrad.backends.eager import EAGER
 from aotgrad.backends.inductor.backend import INDUCTOR, InductorBackend
 from aotgrad.backends.interpreter import INTERPRETER
-from aotgrad.backends.kit import Backend, FunctionBackend
+from aotgrad.backends.kit import Backend, FunctionBackend, class_for_backend
 from aotgrad.errors import BackendError
 from aotgrad.options import Options
 
@@ -46,9 +46,17 @@ def register(
 
 
 def register_backend(backend: PartitionCompiler) -> PartitionCompiler:
-    """Make a backend known by its `name`, in place of an earlier one; returns it."""
-    _BACKENDS[backend.name] = backend
-    return backend
+    """Make a backend known by its `name`, in place of an earlier one; returns it.
+
+    Raises:
+        BackendError: this is no backend.
+    """
+    if isinstance(backend, str) or not is_backend(backend):
+        kind = type(backend).__name__
+        raise BackendError(f"register_backend takes a backend, not a {kind}: register(name, fw_compiler=f) takes a function")
+    registered = as_backend(backend)
+    _BACKENDS[registered.name] = registered
+    return registered
 
 
 def get(name: str) -> PartitionCompiler:
@@ -103,14 +111,19 @@ def as_backend(backend: AnyBackend) -> PartitionCompiler:
     """The backend for a name or a compiler; a backend itself.
 
     Raises:
-        BackendError: there is none with this name.
+        BackendError: there is none with this name, or it is something else.
     """
     if isinstance(backend, str):
         return get(backend)
     if isinstance(backend, type) and issubclass(backend, Backend):
-        raise BackendError(f"{backend.__name__} is a class; a backend is an instance of it")
+        raise class_for_backend(backend)
     if is_backend(backend):
         return cast(PartitionCompiler, backend)
+    if not callable(backend):
+        raise BackendError(
+            f"{backend!r} is no backend: a backend is a name, an instance of aotgrad.backends.Backend, or a function of a "
+            "graph and its inputs that returns a callable"
+        )
     compiler = cast(GraphCompiler, backend)
     return FunctionBackend(getattr(compiler, "__name__", "user"), compiler)
 

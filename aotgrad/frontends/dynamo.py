@@ -4,6 +4,7 @@ torch.compile(model, backend="aotgrad")                     Inductor compiles th
 torch.compile(model, backend="aotgrad_eager")               the halves run as plain FX code
 torch.compile(model, backend="aotgrad", options={"partitioner": "save_all"})
 torch.compile(model, backend=aotgrad.DynamoBackend("inductor", options={"partitioner": "save_all"}))
+torch.compile(model, backend=Mine())                        a `Backend` of one's own
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.api import EagerModule, FlatCallable, compile_module
+from aotgrad.backends.base import AnyBackend, PartitionCompiler
+from aotgrad.backends.kit import Backend
 from aotgrad.backends.own_rules import PastOwnRules, past_own_rules
+from aotgrad.backends.registry import as_backend
 from aotgrad.capture.recorder import give_lines
 from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.frontends.list_inputs import taking_lists, with_items
@@ -33,19 +37,20 @@ class DynamoBackend:
     """A backend for `torch.compile`: takes Dynamo's graph and returns a callable. Dynamo sets attributes on the backend.
 
     Args:
-        backend: the name of a registered backend.
+        backend: the name of a registered backend, a `Backend`, or a compiler of one graph.
         options: see `aotgrad.Options`; the options of `torch.compile` override them. These options are checked here, those
             of `torch.compile` when the first graph is compiled: torch does not pass them earlier.
         mode: the option of that name.
 
     Raises:
+        BackendError: for anything but a backend; names are looked up later.
         OptionError: for an unknown option or a bad value.
     """
 
-    def __init__(self, backend: str, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:
-        self.backend = backend
+    def __init__(self, backend: AnyBackend, options: Mapping[str, Any] | None = None, mode: str | None = None) -> None:
+        self.backend = backend if isinstance(backend, str) else as_backend(backend)
         self.options = {"keep_input_mutations": backend == "inductor", **merge_mode(options, mode)}
-        self.__name__ = f"aotgrad_{backend}"
+        self.__name__ = f"aotgrad_{backend if isinstance(self.backend, str) else self.backend.name}"
         Options.from_mapping(self.options)
 
     def __call__(
@@ -89,8 +94,8 @@ class DynamoBackend:
             raise torch_compat.unwrapped_by_dynamo(error, inspect.currentframe()) from cause
         return torch_compat.disable_dynamo(past_own_rules(compiled.fastest) if has_rules else compiled.fastest)
 
-    def backend_for(self, example_inputs: Sequence[Any]) -> str:
-        """The name of a backend that runs on such arguments: Inductor's kernels read memory, which fake tensors lack."""
+    def backend_for(self, example_inputs: Sequence[Any]) -> str | PartitionCompiler:
+        """A backend, or its name, that runs on such arguments: Inductor's kernels read memory, which fake tensors lack."""
         has_fakes = any(isinstance(value, torch_compat.FakeTensor) for value in example_inputs)
         return "eager" if has_fakes and self.backend == "inductor" else self.backend
 
@@ -156,6 +161,7 @@ def replace_by_constant(node: fx.Node, value: float) -> None:
     node.graph.erase_node(node)
 
 
+Backend.for_dynamo = DynamoBackend
 inductor = DynamoBackend("inductor")
 eager = DynamoBackend("eager")
 interpreter = DynamoBackend("interpreter")

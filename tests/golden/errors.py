@@ -1193,6 +1193,30 @@ def wrong_number_of_results():
 
 
 @error_case
+def class_for_an_instance():
+    """A class of backends in place of an instance."""
+    aotgrad.aot_function(torch.sin, type("Mine", (aotgrad.backends.Backend,), {}))
+
+
+@error_case
+def number_for_a_backend():
+    """Neither a backend, nor its name, nor a compile function."""
+    aotgrad.DynamoBackend(5)
+
+
+@error_case
+def backend_for_a_compiler():
+    """A backend as the compiler of one graph."""
+    aotgrad.backends.register("mine", fw_compiler=aotgrad.backends.Backend())
+
+
+@error_case
+def registered_function():
+    """A compile function that is registered as a backend."""
+    aotgrad.backends.register_backend(aotgrad.nop)
+
+
+@error_case
 def unknown_backend():
     """An unregistered backend."""
     aotgrad.backends.get("tpu")
