@@ -798,9 +798,11 @@ class GraphHalf(SlotGraph):
     """A graph that a backend compiles.
 
     `overwritable`: the inputs whose memory the compiled graph may write over.
+    `is_checked`: what the compiled graph returns is compared with the trace in each call.
     """
 
     overwritable: frozenset[Saved] = frozenset()
+    is_checked: bool = False
 
     def for_backend(self, overwritable: frozenset[Saved]) -> GraphHalf:
         """A copy for a backend, which may change the graph that it compiles."""

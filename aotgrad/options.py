@@ -27,7 +27,8 @@ class Options:
     """How to compile.
 
     Attributes:
-        verify: check every stage's result against its contract (`AOTGRAD_VERIFY=1` turns it on everywhere).
+        verify: check every stage's result against its contract, and in each call what the graphs of a `Backend` return
+            (`AOTGRAD_VERIFY=1` turns it on everywhere).
         dynamic: `True`: sizes of tensor arguments are symbolic, so one plan serves many shapes; `None`: those that
             change between calls; `False`: none. For `aot_function` and `aot_module`; Dynamo decides by itself. Where torch
             has no shape function for an op, sizes are static.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
-from aotgrad import torch_compat
+from aotgrad.backends.checked_results import compared_properties
 from aotgrad.backends.kit import FunctionBackend
 from aotgrad.errors import AOTGradError, GraphCheckError, add_note
 from aotgrad.graph import op_table
@@ -63,22 +63,6 @@ def check_value(node: fx.Node, actual: Any, traced: Any) -> None:
     for name, got, expected in compared_properties(actual, traced):
         if got != expected:
             raise GraphCheckError(f"{name} is {got}, traced as {expected}, at {describe(node)}")
-
-
-def compared_properties(actual: torch.Tensor, traced: torch.Tensor) -> list[tuple[str, Any, Any]]:
-    """(property, actual, traced), without symbolic sizes and without strides of dimensions of size 1."""
-    properties: list[tuple[str, Any, Any]] = [
-        ("dtype", actual.dtype, traced.dtype),
-        ("device", actual.device, traced.device),
-        ("number of dimensions", actual.dim(), traced.dim()),
-    ]
-    if actual.dim() != traced.dim() or torch_compat.has_symbolic_shape(traced):
-        return properties
-    properties.append(("shape", tuple(actual.shape), tuple(traced.shape)))
-    if traced.layout is torch.strided and actual.numel() > 0:
-        wide = [dim for dim, size in enumerate(actual.shape) if size > 1]
-        properties.append(("stride", [actual.stride(d) for d in wide], [traced.stride(d) for d in wide]))
-    return properties
 
 
 def describe(node: fx.Node) -> str:

@@ -27,7 +27,16 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefacts, GraphCompiler, PartitionCompiler, WrappedBackend, boxed, checked_arity
-from aotgrad.backends.graph_values import GraphInput, GraphParts, Kinds, mark_outputs, names_of_slots
+from aotgrad.backends.checked_results import CheckedGraph
+from aotgrad.backends.graph_values import (
+    GraphInput,
+    GraphParts,
+    Kinds,
+    graph_outputs,
+    graph_part,
+    mark_outputs,
+    names_of_slots,
+)
 from aotgrad.backends.pieces import compile_pieces
 from aotgrad.backends.uncompiled import cut_apart
 from aotgrad.eager_calls.ops import reasons_of_eager_calls
@@ -128,21 +137,24 @@ class Backend:
     def compile_forward(self, forward: GraphHalf, static_inputs: frozenset[int], differentiable: bool) -> Compiled:
         primals = ((name, slot) for name, slot in names_of_slots(forward) if isinstance(slot, Primal))
         static = frozenset(name for name, slot in primals if slot.index in static_inputs)
-        run = self.compile_half(forward, static, "forward" if differentiable else self.role_without_backward)
-        backward = functools.partial(self.compile_half, static=static, role="backward") if differentiable else None
-        return Compiled(self.name, run, backward, writes_over=self.writes_over)
+        role = "forward" if differentiable else self.role_without_backward
+        run = self.compile_half(forward, static, role, forward.is_checked)
+        compile_backward = functools.partial(
+            self.compile_half, static=static, role="backward", is_checked=forward.is_checked
+        )
+        return Compiled(self.name, run, compile_backward if differentiable else None, writes_over=self.writes_over)
 
-    def compile_half(self, half: GraphHalf, static: frozenset[str], role: Role) -> BoxedCallable:
+    def compile_half(self, half: GraphHalf, static: frozenset[str], role: Role, is_checked: bool = False) -> BoxedCallable:
         """Compile a graph: as a whole, or the parts of it that are supported."""
         graph, kinds = half.module.graph, Kinds.of(half, static)
         mark_outputs(half)
+        compile_part = self.compile_checked if is_checked else self.compile_graph
         with self.context():
             if not self.islands(graph):
-                return self.compile_graph(half.module, kinds, role)
+                return compile_part(half.module, kinds, role)
             parts = GraphParts.of(cut_apart(graph, self.apart), half, kinds)
             kinds_of = parts.kinds_by_graph()
-            compile_part = lambda module: self.compile_graph(module, kinds_of[module.graph], role)  # noqa: E731
-            run = compile_pieces(half.module, parts.cut, compile_part)
+            run = compile_pieces(half.module, parts.cut, lambda module: compile_part(module, kinds_of[module.graph], role))
         return checked_arity(run, len(half.signature.outputs), self.name, role)
 
     def compile_graph(self, module: fx.GraphModule, kinds: Kinds, role: Role) -> BoxedCallable:
@@ -153,6 +165,13 @@ class Backend:
             kind = type(compiled).__name__
             raise BackendError(f"backend {self.name!r} returned a {kind} for the {role} graph; it must return a callable")
         return checked_arity(boxed(compiled), expected, self.name, role)
+
+    def compile_checked(self, module: fx.GraphModule, kinds: Kinds, role: Role) -> BoxedCallable:
+        """Compile a graph that is checked in each call."""
+        part = graph_part(module)
+        title = f"the {role} graph" if part is None else f"part {part} of the {role} graph"
+        contract = CheckedGraph.of(module.graph, graph_outputs(module), kinds.overwritable, f"backend {self.name!r}", title)
+        return contract.around(self.compile_graph(module, kinds, role))
 
     def apart(self, graph: fx.Graph) -> set[fx.Node]:
         """The ops that run in eager, with their items."""

@@ -16,6 +16,7 @@ from aotgrad.conformance.observe import Observation, observe_call
 from aotgrad.conformance.subjects import Function, SampleCall, Subject
 from aotgrad.conformance.variants import CallVariant
 from aotgrad.conformance.verdict import (
+    BreaksContract,
     FellBack,
     NotSupported,
     OtherStrides,
@@ -26,7 +27,7 @@ from aotgrad.conformance.verdict import (
     Wrong,
     worst,
 )
-from aotgrad.errors import AOTGradError
+from aotgrad.errors import AOTGradError, BackendError
 
 CompileFunction = Callable[[Function, CallVariant], Callable]
 
@@ -95,6 +96,8 @@ class CallCheck:
 
 
 def verdict_on_error(error: Exception) -> SubjectVerdict:
+    if isinstance(error, BackendError):
+        return BreaksContract(one_line(str(error)))
     return Refused(message(error)) if isinstance(error, AOTGradError) else Raised(message(error))
 
 

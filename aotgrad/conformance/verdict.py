@@ -35,6 +35,10 @@ class FellBack(SubjectVerdict):
     """A warning says that the original function ran in place of a plan."""
 
 
+class BreaksContract(SubjectVerdict):
+    """The backend does not do what `docs/backends.md` asks of it; the reason says which result of which graph is wrong."""
+
+
 class OtherStrides(SubjectVerdict):
     """An output or a gradient has another layout than in eager; nothing else differs."""
 
@@ -69,6 +73,7 @@ VERDICTS: tuple[type[SubjectVerdict], ...] = (
     OtherStrides,
     FellBack,
     Refused,
+    BreaksContract,
     Raised,
     TimedOut,
     Crashed,

@@ -95,8 +95,9 @@ def failure_of(
     try:
         compiled = compile_alone(program, as_backend(backend), dynamic)
         torch.manual_seed(0)
+        given = [copy_value(value) for value in inputs]
         with torch.no_grad():
-            results = compiled([copy_value(value) for value in inputs])
+            results = compiled([*given])  # `given` stays, so that writes to it are seen
     except Exception as error:
         return BackendFailure(type(error).__name__, str(error), error)
     for position, (result, wanted) in enumerate(zip(results, expected, strict=True)):
@@ -144,7 +145,7 @@ def compile_alone(program: ConcreteProgram, backend: PartitionCompiler, dynamic:
             FakeTensorProp(node.target.graph, mode).propagate_dont_convert_inputs(*(arg.meta["val"] for arg in node.args))
     inputs = tuple(Primal(k) for k in range(len(fakes)))
     outputs = tuple(UserOutput(k) for k in range(len(program.returned)))
-    half = GraphHalf(module, SlotSignature(inputs, outputs))
+    half = GraphHalf(module, SlotSignature(inputs, outputs), is_checked=True)
     return backend.compile_partition(Partition(half, None, ()), frozenset()).forward
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from aotgrad.torch_compat.contexts import normal_mode
 from aotgrad.torch_compat.shapes import hints
@@ -166,3 +168,17 @@ def tensor_of_bytes(data: bytes, dtype: torch.dtype, size: Sequence[int], stride
     if not data:
         return torch.empty_strided(size, stride, dtype=dtype, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=dtype).as_strided(size, stride)
+
+
+def memory_reference(tensor: torch.Tensor) -> StorageWeakRef:
+    """A weak reference to the storage of a tensor. Its `cdata` is the `storage_id`; no other storage gets this meanwhile."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def checksum(memory: StorageWeakRef, start: int, end: int) -> int | None:
+    """A checksum of some bytes of a storage; `None` if the storage is gone, or ends earlier."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(memory.cdata)
+    if storage is None or storage.nbytes() < end:
+        return None
+    there = storage if storage.device.type == "cpu" else storage.cpu()
+    return zlib.crc32((ctypes.c_char * (end - start)).from_address(there.data_ptr() + start))

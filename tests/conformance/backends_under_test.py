@@ -56,6 +56,32 @@ class Doubling(Correct):
         return fx.Interpreter(graph).run
 
 
+class ReturnsInput(Correct):
+    """Returns its first input in place of the first result."""
+
+    def compile(self, graph, inputs, role):
+        return lambda *args: [args[0], *graph(*args)[1:]]
+
+
+class ChangesInput(Correct):
+    """Writes to its first input."""
+
+    def compile(self, graph, inputs, role):
+        def run(*args):
+            results = graph(*args)
+            args[0].add_(1)
+            return results
+
+        return run
+
+
+class OtherLayout(Correct):
+    """Returns results in another order of dimensions."""
+
+    def compile(self, graph, inputs, role):
+        return lambda *args: [each.detach().mT.contiguous().mT if each.dim() > 1 else each for each in graph(*args)]
+
+
 class OtherDtype(Correct):
     name, mistake = "other dtype", (aten.floor.default,)
 

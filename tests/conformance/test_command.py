@@ -16,7 +16,7 @@ from aotgrad.conformance.programs import PROGRAMS
 from aotgrad.conformance.report import BackendReport, Coverage
 from aotgrad.conformance.sweep import Row, Task, read_rows
 from aotgrad.conformance.variants import OF_BACKENDS
-from aotgrad.conformance.verdict import Crashed, Inherited, Passed, Raised, TimedOut, Wrong
+from aotgrad.conformance.verdict import BreaksContract, Crashed, Inherited, Passed, Raised, TimedOut, Wrong
 from aotgrad.errors import BackendError
 from aotgrad.inspect.command_line import main
 
@@ -39,6 +39,21 @@ def fails_when_run(script: str) -> str:
     with pytest.raises(AssertionError) as failure:
         runpy.run_path(script, run_name="__main__")
     return str(failure.value)
+
+
+@pytest.mark.parametrize(
+    ("backend", "problem"),
+    [
+        ("ReturnsInput", "is in the memory of the input primals_1; in the trace it is new"),
+        ("ChangesInput", "the forward graph changes its input primals_1"),
+        ("OtherLayout", "has stride [1, 4] and not [4, 1]"),
+    ],
+)
+def test_a_broken_contract_is_a_verdict_of_its_own(backend, problem):
+    found = BackendChecks(f"{PLACE}:{backend}")()(Task("", "float32", "alias: the argument", 1)).verdict
+    wide = BackendChecks(f"{PLACE}:{backend}")()(Task("", "float32", "gradients: one of two", 1)).verdict
+    assert isinstance(found, BreaksContract) and isinstance(wide, BreaksContract)
+    assert problem.split(" [")[0] in wide.reason
 
 
 # --- Workers ---------------------------------------------------------------------------------------------------------

@@ -1193,6 +1193,16 @@ def wrong_number_of_results():
 
 
 @error_case
+def result_with_other_strides():
+    """A backend's callable returns a result with other strides than the trace."""
+
+    def compiler(graph, inputs):
+        return lambda *args: [each.t().contiguous().t() for each in graph(*args)]
+
+    aotgrad.aot_function(torch.sin, compiler, options={"verify": True})(torch.ones(3, 4))
+
+
+@error_case
 def class_for_an_instance():
     """A class of backends in place of an instance."""
     aotgrad.aot_function(torch.sin, type("Mine", (aotgrad.backends.Backend,), {}))

@@ -142,3 +142,16 @@ def test_the_bytes_of_a_tensor(dtype):
     for tensor in (torch.arange(6).to(dtype).view(2, 3).t(), torch.empty(0, 2, dtype=dtype), torch.ones((), dtype=dtype)):
         again = compat.tensor_of_bytes(compat.bytes_of(tensor), dtype, list(tensor.size()), list(tensor.stride()))
         assert torch.equal(again, tensor) and again.stride() == tensor.stride()
+
+
+def test_a_weak_reference_to_memory_and_its_checksum():
+    x = torch.arange(4.0)
+    memory = compat.memory_reference(x)
+    assert memory.cdata == compat.storage_id(x) and not memory.expired()
+    before = compat.checksum(memory, 4, 12)
+    x[3] = 0
+    assert compat.checksum(memory, 4, 12) == before != compat.checksum(memory, 4, 16)
+    x[1] = 0
+    assert compat.checksum(memory, 4, 12) != before and compat.checksum(memory, 4, 20) is None
+    del x
+    assert memory.expired() and compat.checksum(memory, 4, 12) is None
