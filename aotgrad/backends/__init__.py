@@ -13,6 +13,7 @@ Several backends:
 
 boxed_code        generated code that takes its arguments in one list
 generator_inputs  generators as inputs, for CUDA graphs
+checked_results   compares what a compiled graph returns with its trace, call by call
 gradient_mode     runs halves in the gradient mode that their ops need
 graphs            helpers: replace outputs, insert nodes
 own_rules         arguments with a `__torch_function__`

@@ -1,6 +1,6 @@
 """Checks in each call what a compiled graph does, beside its trace: the option `verify`.
 
-    run = CheckedGraph.of(graph, outputs, overwritable, "backend 'mine'", "the forward graph").around(compiled)
+    run = GraphContract.of(graph, outputs, overwritable, "backend 'mine'", "the forward graph").around(compiled)
     run(args)       BackendError: backend 'mine' breaks its contract: output 0 of the forward graph has stride [1, 3], ...
 
 In: the graph before it is compiled, and the compiled function. Checked are the results' number, dtypes, devices, sizes and
@@ -32,7 +32,7 @@ from aotgrad.graph.strided_overlap import ByteLayout, overlap
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS, bound_symbol
 from aotgrad.ir import BoxedCallable
 
-Numbers = Mapping[sympy.Symbol, sympy.Integer]
+SymbolValues = Mapping[sympy.Symbol, sympy.Integer]
 """The values of symbols in a call."""
 
 
@@ -79,7 +79,7 @@ class MemoryInUse:
     @classmethod
     def of(cls, name: str, tensor: Any, is_summed: bool = False) -> MemoryInUse | None:
         """`None` for what has no memory of its own."""
-        if not is_plain(tensor) or tensor.numel() == 0 or tensor.data_ptr() == 0:
+        if not has_checked_memory(tensor) or tensor.numel() == 0 or tensor.data_ptr() == 0:
             return None
         inside, reference = ByteLayout.of(tensor), torch_compat.memory_reference(tensor)
         start = tensor.data_ptr() - inside.offset
@@ -91,7 +91,7 @@ class MemoryInUse:
         return self.reference.cdata
 
     def sum(self) -> int | None:
-        return torch_compat.checksum(self.reference, self.layout.offset - self.start, self.layout.end - self.start)
+        return torch_compat.content_checksum(self.reference, self.layout.offset - self.start, self.layout.end - self.start)
 
     def is_changed(self) -> bool:
         """Whether the memory is there and has other bytes."""
@@ -105,7 +105,7 @@ class MemoryInUse:
 
 
 @dataclass(frozen=True)
-class CheckedGraph:
+class GraphContract:
     """What the trace of a graph promises.
 
     Attributes:
@@ -126,7 +126,7 @@ class CheckedGraph:
     @classmethod
     def of(
         cls, graph: fx.Graph, outputs: Sequence[GraphOutput], overwritable: frozenset[str], backend: str, title: str
-    ) -> CheckedGraph:
+    ) -> GraphContract:
         inputs = tuple((node.name, node.meta["val"]) for node in graph.find_nodes(op="placeholder"))
         results = tuple(map(TracedResult.of, outputs_of(graph), outputs))
         return cls(backend, title, inputs, results, inputs_written(graph), overwritable)
@@ -147,7 +147,7 @@ class CheckedCalls:
     `known`: the memory of inputs and results of earlier calls.
     """
 
-    graph: CheckedGraph
+    graph: GraphContract
     function: BoxedCallable
     known: dict[int, MemoryInUse] = field(default_factory=dict)
     _boxed_call = True
@@ -157,10 +157,10 @@ class CheckedCalls:
         return len(self.graph.results)
 
     def __call__(self, args: list) -> Any:
-        if not all(is_plain(arg) or not torch_compat.has_storage(arg) for arg in args):
+        if not all(has_checked_memory(arg) or not torch_compat.has_storage(arg) for arg in args):
             return self.function(args)  # of another trace
         graph = self.graph
-        call = CheckedCall(graph, numbers_of(graph.inputs, args), memory_of_inputs(graph, args))
+        call = CheckedCall(graph, symbol_values_of(graph.inputs, args), memory_of_inputs(graph, args))
         results = self.function(args)
         found = results if isinstance(results, (list, tuple)) else (results,)
         for problem in itertools.chain(call.problems(found), self.old_memory(found)):
@@ -188,8 +188,8 @@ class CheckedCalls:
 class CheckedCall:
     """One call: the values of symbols, and the memory of its inputs by their names."""
 
-    graph: CheckedGraph
-    numbers: Numbers
+    graph: GraphContract
+    numbers: SymbolValues
     inputs: Mapping[str, MemoryInUse]
 
     def problems(self, results: Sequence[Any]) -> Iterator[str]:
@@ -240,7 +240,7 @@ def of_trace(traced: TracedResult) -> str:
     return "in the trace it is new" if traced.is_new else f"in the trace it is in that of {traced.owner}"
 
 
-def is_plain(value: Any) -> bool:
+def has_checked_memory(value: Any) -> bool:
     """Whether a value is a strided tensor with memory, and belongs to no trace."""
     is_strided = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
     return is_strided and not torch_compat.is_traced(value) and not torch_compat.is_wrapped(value) and not value.is_meta
@@ -258,7 +258,7 @@ def may_write(target: Any) -> bool:
     return not op_table.is_getitem(target)
 
 
-def memory_of_inputs(graph: CheckedGraph, args: Sequence[Any]) -> dict[str, MemoryInUse]:
+def memory_of_inputs(graph: GraphContract, args: Sequence[Any]) -> dict[str, MemoryInUse]:
     found = {}
     for (name, _), arg in zip(graph.inputs, args, strict=True):
         memory = MemoryInUse.of(f"the input {name}", arg, name not in graph.written | graph.overwritable)
@@ -270,7 +270,7 @@ def memory_of_inputs(graph: CheckedGraph, args: Sequence[Any]) -> dict[str, Memo
 # --- Facts -----------------------------------------------------------------------------------------------------------
 
 
-def numbers_of(inputs: Sequence[tuple[str, Any]], args: Sequence[Any]) -> Numbers:
+def symbol_values_of(inputs: Sequence[tuple[str, Any]], args: Sequence[Any]) -> SymbolValues:
     """The values of the symbols that are sizes of inputs, or inputs themselves."""
     found: dict[sympy.Symbol, sympy.Integer] = {}
     for (_, traced), arg in zip(inputs, args, strict=True):
@@ -282,7 +282,7 @@ def numbers_of(inputs: Sequence[tuple[str, Any]], args: Sequence[Any]) -> Number
     return found
 
 
-def in_call(number: Any, numbers: Numbers, actual: Any) -> Any:
+def in_call(number: Any, numbers: SymbolValues, actual: Any) -> Any:
     """A traced number in a call; `actual`, if it depends on anything else."""
     if isinstance(number, int):
         return number
@@ -290,7 +290,7 @@ def in_call(number: Any, numbers: Numbers, actual: Any) -> Any:
     return int(value) if value.is_Integer else actual
 
 
-def different_facts_of(result: Any, traced: Any, numbers: Numbers) -> Iterator[tuple[str, Any, Any]]:
+def different_facts_of(result: Any, traced: Any, numbers: SymbolValues) -> Iterator[tuple[str, Any, Any]]:
     """(fact, what it is, what it is in the trace) of a result that differs."""
     if traced is UNKNOWN:
         return
@@ -305,7 +305,7 @@ def different_facts_of(result: Any, traced: Any, numbers: Numbers) -> Iterator[t
 
 
 def compared_properties(
-    actual: torch.Tensor, traced: torch.Tensor, numbers: Numbers = MappingProxyType({})
+    actual: torch.Tensor, traced: torch.Tensor, numbers: SymbolValues = MappingProxyType({})
 ) -> list[tuple[str, Any, Any]]:
     """(property, actual, traced), without sizes that are not known and without strides of dimensions of size 1."""
     properties: list[tuple[str, Any, Any]] = [
@@ -325,5 +325,7 @@ def compared_properties(
     return properties
 
 
-def with_numbers(traced: Sequence[Any], numbers: Numbers, actual: Sequence[int]) -> Iterator[tuple[Any, Numbers, int]]:
+def with_numbers(
+    traced: Sequence[Any], numbers: SymbolValues, actual: Sequence[int]
+) -> Iterator[tuple[Any, SymbolValues, int]]:
     return ((number, numbers, value) for number, value in zip(traced, actual, strict=True))

@@ -27,7 +27,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.backends.base import Artefacts, GraphCompiler, PartitionCompiler, WrappedBackend, boxed, checked_arity
-from aotgrad.backends.checked_results import CheckedGraph
+from aotgrad.backends.checked_results import GraphContract
 from aotgrad.backends.graph_values import (
     GraphInput,
     GraphParts,
@@ -170,7 +170,7 @@ class Backend:
         """Compile a graph that is checked in each call."""
         part = graph_part(module)
         title = f"the {role} graph" if part is None else f"part {part} of the {role} graph"
-        contract = CheckedGraph.of(module.graph, graph_outputs(module), kinds.overwritable, f"backend {self.name!r}", title)
+        contract = GraphContract.of(module.graph, graph_outputs(module), kinds.overwritable, f"backend {self.name!r}", title)
         return contract.around(self.compile_graph(module, kinds, role))
 
     def apart(self, graph: fx.Graph) -> set[fx.Node]:

@@ -463,7 +463,7 @@ from aotgrad.torch_compat.memory import (
     attached_to_storage,
     byte_range,
     bytes_of,
-    checksum,
+    content_checksum,
     contiguous_in_order,
     flat_alias,
     has_no_memory,

@@ -175,8 +175,8 @@ def memory_reference(tensor: torch.Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def checksum(memory: StorageWeakRef, start: int, end: int) -> int | None:
-    """A checksum of some bytes of a storage; `None` if the storage is gone, or ends earlier."""
+def content_checksum(memory: StorageWeakRef, start: int, end: int) -> int | None:
+    """A content_checksum of some bytes of a storage; `None` if the storage is gone, or ends earlier."""
     storage = torch.UntypedStorage._new_with_weak_ptr(memory.cdata)
     if storage is None or storage.nbytes() < end:
         return None
