@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,11 +29,19 @@ MakeContext = Callable[[], contextlib.AbstractContextManager[Any]]
 _contexts: contextvars.ContextVar[tuple[MakeContext, ...]] = contextvars.ContextVar("_open", default=())
 
 
+MakeContextOfBackward = Callable[[], contextlib.AbstractContextManager[Collection[str]]]
+"""Makes a context for the backward, whose value names the state that must not be read there."""
+
+
+def no_context() -> contextlib.AbstractContextManager[Collection[str]]:
+    return contextlib.nullcontext(())
+
+
 class OpenedContexts:
-    """The contexts that were opened inside, other than those for regions only."""
+    """The contexts for the backward of a function, which were noted inside."""
 
     def __init__(self) -> None:
-        self.makers: list[MakeContext] = []
+        self.makers: list[MakeContextOfBackward] = []
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
@@ -44,16 +52,14 @@ class OpenedContexts:
             _opened.reset(token)
 
     @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
-        """Open new contexts of their kinds.
+    def again(self) -> Iterator[list[str]]:
+        """Open them. Returns the names of the state that must not be read.
 
         Raises:
-            CaptureError: one of them has assigned what the function reads.
+            CaptureError: state is assigned inside.
         """
         with contextlib.ExitStack() as stack:
-            for make_context in self.makers:
-                stack.enter_context(make_context())
-            yield
+            yield [name for make_context in self.makers for name in stack.enter_context(make_context())]
 
 
 _opened: contextvars.ContextVar[OpenedContexts | None] = contextvars.ContextVar("_opened", default=None)
@@ -61,14 +67,16 @@ _opened: contextvars.ContextVar[OpenedContexts | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def rerun_context(
-    make_context: Callable[[], contextlib.AbstractContextManager[Entered]], *, for_regions_only: bool = False
+    make_context: Callable[[], contextlib.AbstractContextManager[Entered]],
+    *,
+    in_backward: MakeContextOfBackward = no_context,
 ) -> Iterator[Entered]:
     """Open a context, and return its value. Regions that run inside are rerun later within a new context of its kind.
 
-    So is the whole backward, unless it is `for_regions_only`.
+    The whole backward runs within the context of `in_backward`.
     """
-    if not for_regions_only and (opened := _opened.get()) is not None:
-        opened.makers.append(make_context)
+    if (opened := _opened.get()) is not None:
+        opened.makers.append(in_backward)
     token = _contexts.set((*_contexts.get(), make_context))
     try:
         with make_context() as entered:

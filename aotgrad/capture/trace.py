@@ -196,7 +196,7 @@ class Trace:
                     "tensor in place, or draws other random numbers then; leave out context_fn, or checkpoint outside of "
                     "the compiled function"
                 )
-            with rerun_context(lambda: torch_compat.run_kept_regions(run_nested_region), for_regions_only=True):
+            with rerun_context(lambda: torch_compat.run_kept_regions(run_nested_region)):
                 return torch_compat.run_checkpointed(region, args, settings, self._retraced[region])
         if not torch.is_grad_enabled():
             return run(region, *args, **settings)
@@ -237,17 +237,12 @@ class Trace:
         """Inside, the backward runs within the contexts of the function, so that hooks read traced tensors of a module.
 
         Raises:
-            CaptureError: the function has assigned state, and the backward reads a tensor that is not traced.
+            CaptureError: the backward assigns state; or the function does, and the backward reads what is not traced.
         """
         known = {id(constant) for constant in self.constants()}
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(self.opened.again())
-                assigns_state = False
-            except CaptureError:  # as a region's second run, which would assign it once more
-                assigns_state = True
+        with self.opened.again() as assigned:
             yield
-        if assigns_state and any(id(constant) not in known for constant in self.constants()):
+        if assigned and any(id(constant) not in known for constant in self.constants()):
             raise CaptureError(
                 "the forward assigns a new tensor to a buffer or attribute of its module, and a hook or the backward of an "
                 "autograd function reads a tensor that is no argument. Change the state in place: self.name.copy_(...)"
@@ -473,7 +468,7 @@ def observe(
         gradient_aliases.collected() as joins,
         trace.watch_draws(),
         trace.checkpoints(),
-        rerun_context(eager_calls.active, for_regions_only=True),
+        rerun_context(eager_calls.active),
         trace.opened.collecting(),
         torch_compat.report_backwards(trace.inner_backward),
         torch_compat.noted_materialization(),

@@ -408,6 +408,15 @@ class LiftedModule:
             before.restore()
             self.swaps += 1
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[ModuleContents]:
+        """Afterwards, the module holds the tensors that it holds now."""
+        contents = ModuleContents.of(self.module, self.names)
+        try:
+            yield contents
+        finally:
+            contents.restore()
+
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward. A graph module is interpreted, so that recorded nodes keep its stack traces."""
         if isinstance(self.module, fx.GraphModule):
@@ -456,16 +465,33 @@ class LiftedForward:
 
     def __call__(self, *everything: Any, **kwargs: Any) -> Any:
         count, assigned = len(self.places.slots), dict[str, Any]()
+        tensors = everything[:count]
 
         def replaced() -> contextlib.AbstractContextManager[ModuleContents]:
             reject_rerun(assigned)
-            return self.lifted.replaced(self.places, everything[:count])
+            return self.lifted.replaced(self.places, tensors)
 
-        with regions.rerun_context(replaced) as contents:
+        with regions.rerun_context(replaced, in_backward=lambda: self.in_backward(tensors, assigned)) as contents:
             result = self.lifted.run(*everything[count:], **kwargs)
             assigned.update(contents.assigned())
         self.lifted.note_assigned(assigned)
         return AssignedResult(result, assigned) if assigned else result
+
+    @contextlib.contextmanager
+    def in_backward(self, tensors: Sequence[torch.Tensor], assigned: Collection[str]) -> Iterator[Collection[str]]:
+        """Inside, hooks find `tensors` in the module, unless the forward has `assigned` some: these have other values then.
+
+        Raises:
+            CaptureError: a buffer or attribute is assigned inside, which no later backward would do.
+        """
+        lifted = self.lifted
+        with lifted.kept() if assigned else lifted.replaced(self.places, tensors) as contents:
+            yield assigned
+            for name in contents.assigned():
+                raise CaptureError(
+                    f"a hook or the backward of an autograd function assigns a tensor to {name!r} of a compiled module; "
+                    f"change a buffer in place there ({copy_to_assigned(name)}), or register the hook outside"
+                )
 
 
 def reject_rerun(assigned: Mapping[str, Any]) -> None:

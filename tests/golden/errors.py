@@ -1141,6 +1141,19 @@ def assigned_buffer_around_a_region():
 
 
 @error_case
+def assigned_attribute_in_a_hook():
+    """A hook that runs in the backward keeps a gradient."""
+
+    class Keeping(nn.Module):
+        def forward(self, x):
+            y = x * 2
+            y.register_hook(lambda gradient: setattr(self, "gradient", gradient))
+            return y * 3
+
+    aotgrad.aot_module(Keeping(), aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
 def assigned_buffer_that_a_hook_reads():
     """A module binds its buffer to a new tensor, and a hook reads it in the backward."""
 

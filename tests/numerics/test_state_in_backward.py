@@ -174,3 +174,37 @@ def test_a_read_of_assigned_state_is_refused(way: str) -> None:
     compiled = COMPILE[way](HookThatReadsWhatWasAssigned())
     with pytest.raises(CaptureError, match="a hook or the backward of an autograd function reads a tensor"):
         compiled(torch.randn(3, 4, requires_grad=True))
+
+
+class HookThatAssigns(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        y.register_hook(lambda gradient: setattr(self, "state", gradient.mean(0)))
+        return y * 2
+
+
+class HookThatAssignsAnAttribute(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        y.register_hook(lambda gradient: setattr(self, "seen", (gradient, 1)))
+        return y * 2
+
+
+class HookAndForwardThatAssign(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        y.register_hook(lambda gradient: setattr(self, "seen", gradient))
+        self.state = self.state + 1
+        return y * 2
+
+
+@pytest.mark.parametrize("way", ["aot_module", "aot_module_inductor"])
+@pytest.mark.parametrize("build", [HookThatAssigns, HookThatAssignsAnAttribute, HookAndForwardThatAssign])
+def test_an_assignment_in_the_backward_is_refused(build: type[Parts], way: str) -> None:
+    module = build()
+    state = module.state
+    compiled = COMPILE[way](module)
+    for _ in range(2):
+        with pytest.raises(CaptureError, match="the backward of an autograd function assigns a tensor to '"):
+            compiled(torch.randn(3, 4, requires_grad=True))
+    assert module.state is state and not hasattr(module, "seen")
