@@ -396,8 +396,8 @@ class LiftedModule:
     @contextlib.contextmanager
     def replaced(self, places: OwnPlaces, tensors: Sequence[torch.Tensor]) -> Iterator[ModuleContents]:
         names = self.names
-        before = ModuleContents.of(self.module, names)
-        self.swaps += 1
+        before, is_outermost = ModuleContents.of(self.module, names), self.swaps % 2 == 0
+        self.swaps += is_outermost
         try:
             before.clear()
             places.put(tensors)
@@ -406,7 +406,7 @@ class LiftedModule:
         finally:
             places.drop()
             before.restore()
-            self.swaps += 1
+            self.swaps += is_outermost
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[ModuleContents]:
@@ -519,12 +519,12 @@ class TracedGraph(fx.Interpreter):
 def kept_flat_weights(module: nn.Module) -> Iterator[None]:
     """Inside, recurrent layers do not flatten their weights, which reads addresses on a GPU. Then they have their own."""
     recurrent = [part.__dict__ for part in module.modules() if isinstance(part, nn.RNNBase)]
-    before = [{name: table[name] for name in FLAT_WEIGHTS} for table in recurrent]
+    before = [{name: table[name] for name in (*FLAT_WEIGHTS, "flatten_parameters") if name in table} for table in recurrent]
     for table in recurrent:
         table["flatten_parameters"] = lambda: None
     try:
         yield
     finally:
         for table, kept in zip(recurrent, before, strict=True):
-            del table["flatten_parameters"]
+            table.pop("flatten_parameters", None)
             table.update(kept)
