@@ -37,6 +37,7 @@ SymbolValues = Mapping[sympy.Symbol, sympy.Integer]
 
 
 UNKNOWN = object()
+NUMBERS = (int, float, bool, *SYMBOLIC_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -259,9 +260,10 @@ def may_write(target: Any) -> bool:
 
 
 def memory_of_inputs(graph: GraphContract, args: Sequence[Any]) -> dict[str, MemoryInUse]:
-    found = {}
+    found, may_arrive_later = {}, torch.distributed.is_available() and torch.distributed.is_initialized()
     for (name, _), arg in zip(graph.inputs, args, strict=True):
-        memory = MemoryInUse.of(f"the input {name}", arg, name not in graph.written | graph.overwritable)
+        is_summed = name not in graph.written | graph.overwritable and not may_arrive_later
+        memory = MemoryInUse.of(f"the input {name}", arg, is_summed)
         if memory is not None:
             found[name] = memory
     return found
@@ -295,7 +297,7 @@ def different_facts_of(result: Any, traced: Any, numbers: SymbolValues) -> Itera
     if traced is UNKNOWN:
         return
     if not isinstance(traced, torch.Tensor):
-        expected = type(None) if traced is None else (int, float, bool, *SYMBOLIC_NUMBERS)
+        expected = NUMBERS if isinstance(traced, NUMBERS) else type(traced)
         if not isinstance(result, expected):
             yield "the type", type(result).__name__, type(traced).__name__
     elif not isinstance(result, torch.Tensor):

@@ -30,4 +30,4 @@ def nop(fx_g: fx.GraphModule, _: Sequence[Any]) -> BoxedCallable:
     return make_boxed_func(fx_g.forward)
 
 
-EAGER = FunctionBackend("eager", compile_eager, fuses=False, key="")
+EAGER = FunctionBackend("eager", compile_eager, fuses=False, key="", runs_torch=True)

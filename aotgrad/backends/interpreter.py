@@ -76,4 +76,4 @@ def compile_interpreter(module: fx.GraphModule, example_inputs: Sequence[Any]) -
     return CheckedGraph(module)
 
 
-INTERPRETER = FunctionBackend("interpreter", compile_interpreter, fuses=False, key="")
+INTERPRETER = FunctionBackend("interpreter", compile_interpreter, fuses=False, key="", runs_torch=True)

@@ -62,6 +62,7 @@ class Backend:
         min_graph_ops: functions with fewer ops that compute something run eagerly.
         writes_over: `compile` makes use of `GraphInput.may_be_overwritten`.
         keep: functions of torch whose calls reach `compile` as one node each, with one node for their gradients.
+        runs_torch: graphs run torch's own kernels, so `verify` does not check what each call returns.
     """
 
     name: str = "user"
@@ -69,6 +70,7 @@ class Backend:
     min_graph_ops: int = 0
     writes_over: bool = False
     keep: Collection[Any] = frozenset()
+    runs_torch: bool = False
     role_without_backward: Role = "inference"
     share_layers: bool = False
     for_dynamo: ClassVar[Callable[[Backend], Callable[..., Callable]]]
@@ -148,7 +150,7 @@ class Backend:
         """Compile a graph: as a whole, or the parts of it that are supported."""
         graph, kinds = half.module.graph, Kinds.of(half, static)
         mark_outputs(half)
-        compile_part = self.compile_checked if is_checked else self.compile_graph
+        compile_part = self.compile_checked if is_checked and not self.runs_torch else self.compile_graph
         with self.context():
             if not self.islands(graph):
                 return compile_part(half.module, kinds, role)
@@ -230,6 +232,7 @@ class FunctionBackend(Backend):
     fuses: bool = True
     key: str | None = None
     keep: Collection[Any] = frozenset()
+    runs_torch: bool = False
 
     def __post_init__(self) -> None:
         for place in ("fw_compiler", "bw_compiler", "inference_compiler"):

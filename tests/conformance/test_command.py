@@ -114,13 +114,18 @@ def test_a_function_is_a_backend_and_passes(variant):
 
 
 @pytest.mark.parametrize(
-    "backend, subject, kind", [("CosForSin", "cos", Wrong), ("OtherDtype", "floor", Wrong), ("Raises", "tan", Raised)]
+    ("backend", "subject", "kind", "message"),
+    [
+        ("CosForSin", "cos", Wrong, "differs"),
+        ("OtherDtype", "floor", BreaksContract, "BackendError: backend 'other dtype' breaks its contract"),
+        ("Raises", "tan", Raised, "ValueError: no tan"),
+    ],
 )
-def test_a_mistake_of_a_backend(backend, subject, kind, tmp_path):
+def test_a_mistake_of_a_backend(backend, subject, kind, message, tmp_path):
     assert isinstance(answer(backend, subject).verdict, kind)
     assert answer(backend, "mul").verdict == Passed()
     path = BackendMinimizer(BackendChecks(f"{PLACE}:{backend}"), tmp_path)()(Task(backend, "float32", subject, 1))
-    assert fails_when_run(path).startswith("ValueError: no tan" if kind is Raised else "differs")
+    assert fails_when_run(path).startswith(message)
 
 
 def test_a_lower_precision_may_be_allowed(tmp_path):
