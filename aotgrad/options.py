@@ -27,8 +27,8 @@ class Options:
     """How to compile.
 
     Attributes:
-        verify: check every stage's result against its contract, and in each call what the graphs of a `Backend` return
-            (`AOTGRAD_VERIFY=1` turns it on everywhere).
+        verify: check every stage's result against its contract (`AOTGRAD_VERIFY=1` turns it on everywhere).
+        verify_results: check in each call what the graphs of a `Backend` or compile function return, see `docs/backends.md`.
         dynamic: `True`: sizes of tensor arguments are symbolic, so one plan serves many shapes; `None`: those that
             change between calls; `False`: none. For `aot_function` and `aot_module`; Dynamo decides by itself. Where torch
             has no shape function for an op, sizes are static.
@@ -78,6 +78,7 @@ class Options:
     """
 
     verify: bool = False
+    verify_results: bool = False
     dynamic: bool | None = False
     enabled: bool = True
     grad_segments: int | str = "auto"
@@ -254,6 +255,7 @@ LEGAL_VALUES: dict[str, Sequence[Any] | Budgets | HostMemory] = {
     "plan_limit": range(1, 1025),
     "share_layers": (True, False, None),
     "verify": (True, False),
+    "verify_results": (True, False),
 }
 
 

@@ -194,7 +194,8 @@ def compile_forward(
         forward = of_forward.run(partition.forward, observe.after_pass)
     partition = replace(partition, forward=forward)
     observe("partition", partition)
-    own = replace(partition, forward=replace(forward.copy(), is_checked=compiler.options.verify))  # a backend may change it
+    own_forward = replace(forward.copy(), is_checked=compiler.options.verify_results)  # a backend may change it
+    own = replace(partition, forward=own_forward)
     with names.compiling("inference" if partition.backward is None else "forward"):
         if known_to_backend:
             compiled = backend.compile_forward(own.forward, joint.static_inputs, partition.backward is not None)

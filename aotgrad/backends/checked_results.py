@@ -1,4 +1,4 @@
-"""Checks in each call what a compiled graph does, beside its trace: the option `verify`.
+"""Checks in each call what a compiled graph does, beside its trace: the option `verify_results`.
 
     run = GraphContract.of(graph, outputs, overwritable, "backend 'mine'", "the forward graph").around(compiled)
     run(args)       BackendError: backend 'mine' breaks its contract: output 0 of the forward graph has stride [1, 3], ...
@@ -37,7 +37,7 @@ SymbolValues = Mapping[sympy.Symbol, sympy.Integer]
 
 
 UNKNOWN = object()
-NUMBERS = (int, float, bool, *SYMBOLIC_NUMBERS)
+NUMBER_TYPES = (int, float, bool, *SYMBOLIC_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def different_facts_of(result: Any, traced: Any, numbers: SymbolValues) -> Itera
     if traced is UNKNOWN:
         return
     if not isinstance(traced, torch.Tensor):
-        expected = NUMBERS if isinstance(traced, NUMBERS) else type(traced)
+        expected = NUMBER_TYPES if isinstance(traced, NUMBER_TYPES) else type(traced)
         if not isinstance(result, expected):
             yield "the type", type(result).__name__, type(traced).__name__
     elif not isinstance(result, torch.Tensor):

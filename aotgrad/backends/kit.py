@@ -62,7 +62,7 @@ class Backend:
         min_graph_ops: functions with fewer ops that compute something run eagerly.
         writes_over: `compile` makes use of `GraphInput.may_be_overwritten`.
         keep: functions of torch whose calls reach `compile` as one node each, with one node for their gradients.
-        runs_torch: graphs run torch's own kernels, so `verify` does not check what each call returns.
+        runs_torch: graphs run torch's own kernels, so `verify_results` does not check what each call returns.
     """
 
     name: str = "user"

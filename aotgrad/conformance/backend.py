@@ -119,7 +119,10 @@ class BackendChecker:
 
 
 def compiled_by(backend: PartitionCompiler, function: Function, variant: CallVariant) -> Callable:
-    settings: dict[str, Any] = {"dynamic": variant.dynamic, "options": {"min_graph_ops": 0, "verify": True}}
+    settings: dict[str, Any] = {
+        "dynamic": variant.dynamic,
+        "options": {"min_graph_ops": 0, "verify": True, "verify_results": True},
+    }
     if isinstance(function, ModuleFunction):
         return replace(function, module=aot_module(function.module, backend, **settings))
     return aot_function(function, backend, **settings)

@@ -1,4 +1,4 @@
-"""Backends that break their contract, under the option `verify`: the error says which result of which graph."""
+"""Backends that break their contract, under the option `verify_results`: the error says which result of which graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotgrad.backends import Backend
 from aotgrad.debug import failure_of
 from aotgrad.errors import BackendError
 
-OPTIONS = {"verify": True}
+OPTIONS = {"verify_results": True}
 
 
 class Changed(Backend):
@@ -88,7 +88,7 @@ def test_a_part_between_islands_is_named(what):
 
 
 def test_without_the_option_nothing_is_checked():
-    run(Changed(changes_an_input), verify=False)
+    run(Changed(changes_an_input), verify_results=False)
 
 
 def test_a_list_and_memory_of_another_owner_are_fine():

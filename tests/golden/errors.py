@@ -1212,7 +1212,7 @@ def result_with_other_strides():
     def compiler(graph, inputs):
         return lambda *args: [each.t().contiguous().t() for each in graph(*args)]
 
-    aotgrad.aot_function(torch.sin, compiler, options={"verify": True})(torch.ones(3, 4))
+    aotgrad.aot_function(torch.sin, compiler, options={"verify_results": True})(torch.ones(3, 4))
 
 
 @error_case
