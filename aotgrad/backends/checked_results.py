@@ -37,7 +37,7 @@ SymbolValues = Mapping[sympy.Symbol, sympy.Integer]
 
 
 UNKNOWN = object()
-NUMBER_TYPES = (int, float, bool, *SYMBOLIC_NUMBERS)
+PLAIN_NUMBERS = (int, float, bool, *SYMBOLIC_NUMBERS)
 
 
 @dataclass(frozen=True)
@@ -297,13 +297,14 @@ def different_facts_of(result: Any, traced: Any, numbers: SymbolValues) -> Itera
     if traced is UNKNOWN:
         return
     if not isinstance(traced, torch.Tensor):
-        expected = NUMBER_TYPES if isinstance(traced, NUMBER_TYPES) else type(traced)
+        expected = PLAIN_NUMBERS if isinstance(traced, PLAIN_NUMBERS) else type(traced)
         if not isinstance(result, expected):
             yield "the type", type(result).__name__, type(traced).__name__
     elif not isinstance(result, torch.Tensor):
         yield "the type", type(result).__name__, "Tensor"
     else:
-        yield from (each for each in compared_properties(result, traced, numbers) if each[1] != each[2])
+        properties = (("layout", result.layout, traced.layout), *compared_properties(result, traced, numbers))
+        yield from (each for each in properties if each[1] != each[2])
 
 
 def compared_properties(
@@ -313,7 +314,6 @@ def compared_properties(
     properties: list[tuple[str, Any, Any]] = [
         ("dtype", actual.dtype, traced.dtype),
         ("device", actual.device, traced.device),
-        ("layout", actual.layout, traced.layout),
         ("number of dimensions", actual.dim(), traced.dim()),
     ]
     if actual.dim() != traced.dim():

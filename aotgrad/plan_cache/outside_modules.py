@@ -4,23 +4,23 @@
         function(*traced)                   raises if model.count is a traced tensor now; it is what it was before
 
 What a module assigns that is compiled itself is a result of its plan: `assigned_state.py`. The class `nn.Module` stays
-as it is, since the state of every module is read from it. So an attribute is noticed if its module is called, or if its
-method is what is traced.
+as it is, since the state of every module is read from it. So an attribute is noticed if its module is one that the function
+refers to by itself (`modules_of`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.utils._pytree as pytree
 from torch import nn
-from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from aotgrad import torch_compat
+from aotgrad.capture.hooks import is_empty
 from aotgrad.errors import CaptureError
 from aotgrad.plan_cache.module_slots import SKIPPED
 
@@ -29,23 +29,24 @@ from aotgrad.plan_cache.module_slots import SKIPPED
 class OutsideModules:
     """The buffers that were assigned a traced tensor, with the values of before, by module and name.
 
-    A module that the traced function makes itself has had traced tensors from the beginning, or is gone after the trace.
+    A module that the traced function makes itself has had traced buffers from the beginning.
 
     Attributes:
-        called: what the modules that were called had in their other attributes when they were called first.
+        attributes: what modules had in their other attributes before the trace.
     """
 
     before: dict[tuple[int, str], tuple[nn.Module, Any]] = field(default_factory=dict)
-    called: weakref.WeakKeyDictionary[nn.Module, dict[str, Any]] = field(default_factory=weakref.WeakKeyDictionary)
+    attributes: Mapping[nn.Module, Mapping[str, Any]] = field(default_factory=dict)
 
     def assign(self, module: nn.Module, name: str, value: Any) -> None:
         table = vars(module)["_buffers"]
         if torch_compat.is_traced(value) and name in table and not torch_compat.is_traced(table[name]):
             self.before.setdefault((id(module), name), (module, table[name]))
 
-    def call(self, module: nn.Module, inputs: Any = None) -> None:
-        if module not in self.called:
-            self.called[module] = {name: value for name, value in vars(module).items() if name not in SKIPPED}
+    @classmethod
+    def of(cls, modules: Iterable[nn.Module]) -> OutsideModules:
+        parts = {part: None for module in modules for part in module.modules()}
+        return cls(attributes={part: dict(vars(part)) for part in parts})
 
     def restore(self) -> str | None:
         """Let nothing be a traced tensor that was none before. Returns the name of one that was."""
@@ -54,7 +55,7 @@ class OutsideModules:
             table = vars(module)["_buffers"]
             if torch_compat.is_traced(table.get(name)):
                 found, table[name] = f"{name!r} of a {type(module).__name__}", before
-        for module, before in self.called.items():
+        for module, before in self.attributes.items():
             for name in kept_attributes(module, before):
                 found = f"{name!r} of a {type(module).__name__}"
                 vars(module).update({name: before[name]} if name in before else {})
@@ -63,10 +64,18 @@ class OutsideModules:
         return found
 
 
-def kept_attributes(module: nn.Module, before: dict[str, Any]) -> list[str]:
-    """The attributes that hold a traced tensor, and held another object before; none if the module itself is traced."""
-    if any(map(torch_compat.is_traced, (*module.parameters(), *module.buffers(), *pytree.tree_leaves(before)))):
-        return []
+def modules_of(function: Callable) -> list[nn.Module]:
+    """The modules that a function refers to: that of its method, those of its closure, and its globals."""
+    owner, code = getattr(function, "__self__", None), getattr(function, "__code__", None)
+    cells = getattr(function, "__closure__", None) or ()
+    closed_over = [cell.cell_contents for cell in cells if not is_empty(cell)]
+    globals_of = getattr(function, "__globals__", {})
+    named = [globals_of[name] for name in getattr(code, "co_names", ()) if name in globals_of]
+    return [value for value in (owner, *closed_over, *named) if isinstance(value, nn.Module)]
+
+
+def kept_attributes(module: nn.Module, before: Mapping[str, Any]) -> list[str]:
+    """The attributes that hold a traced tensor, and held another object before."""
     now = [(name, value) for name, value in vars(module).items() if name not in SKIPPED]
     changed = [(name, value) for name, value in now if name not in before or value is not before[name]]
     return [name for name, value in changed if any(map(torch_compat.is_traced, pytree.tree_leaves(value)))]
@@ -79,15 +88,12 @@ def watched_modules(function: Callable) -> Iterator[None]:
     Raises:
         CaptureError: names a buffer or attribute that was.
     """
-    outside = OutsideModules()
-    if isinstance(owner := getattr(function, "__self__", None), nn.Module):
-        outside.call(owner)
-    handles = (register_module_buffer_registration_hook(outside.assign), register_module_forward_pre_hook(outside.call))
+    outside = OutsideModules.of(modules_of(function))
+    handle = register_module_buffer_registration_hook(outside.assign)
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        handle.remove()
         kept = outside.restore()
     if kept is not None:
         raise CaptureError(
