@@ -255,7 +255,7 @@ def inputs_written(graph: fx.Graph) -> frozenset[str]:
 
 def may_write(target: Any) -> bool:
     if isinstance(target, torch._ops.OpOverload):
-        return target._schema.is_mutable
+        return op_table.writes(target)
     return not op_table.is_getitem(target)
 
 

@@ -8,8 +8,9 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad import ir, torch_compat
+from aotgrad.graph import op_table
 from aotgrad.printing import type_text
-from aotgrad.verify.common import Problems, is_mutable
+from aotgrad.verify.common import Problems
 
 
 def check_meta(meta: ir.ViewAndMutationMeta) -> Problems:
@@ -61,7 +62,7 @@ def replay_steps(info: ir.OutputAliasInfo) -> tuple[ir.ViewStep, ...]:
 
 
 def check_view_step(step: ir.ViewStep) -> Problems:
-    if is_mutable(step.op):
+    if op_table.writes(step.op):
         yield f"is replayed with {step.op}, which writes"
     if holds_tensor((step.args, dict(step.kwargs))):
         yield f"is replayed with {step.op} on a traced tensor"

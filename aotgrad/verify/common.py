@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import torch
 import torch.fx as fx
 
 from aotgrad.graph.ends import outputs_of
@@ -84,7 +83,3 @@ def placeholders_of(module: fx.GraphModule) -> list[fx.Node]:
 
 def recorded_value(result: Any) -> Any:
     return result.meta.get("val") if isinstance(result, fx.Node) else result
-
-
-def is_mutable(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.fx as fx
 
+from aotgrad.graph import op_table
 from aotgrad.ir import JointGraph
 from aotgrad.printing import type_text
 from aotgrad.slots import (
@@ -25,7 +26,6 @@ from aotgrad.slots import (
 from aotgrad.verify.common import (
     Problems,
     check_graph,
-    is_mutable,
     placeholders_of,
     recorded_value,
     slot_list,
@@ -126,7 +126,7 @@ def same_set(what: str, found: Sequence[Any], expected: Sequence[Any]) -> Proble
 def check_functional(joint: JointGraph) -> Problems:
     """Check that no op writes."""
     for node in joint.module.graph.nodes:
-        if is_mutable(node.target):
+        if op_table.writes(node.target):
             yield f"node {node.name} ({node.target}) writes to its arguments"
 
 
