@@ -85,7 +85,8 @@ class ModuleContents:
 
     Attributes:
         tables: the tables of parameters and buffers, each by its module's path and its own name.
-        attributes: what each module holds in other attributes, by its path and "".
+        attributes: the dictionary of each module, by its path.
+        contents: copies of the tables, and of the dictionaries under the path and "".
         names: the attributes that calls are known to assign.
         containers: lists, dictionaries, and those of objects, in attributes, with a copy of each.
     """
