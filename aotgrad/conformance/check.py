@@ -5,14 +5,13 @@ check_subject(find_subjects("cpu")["add"], OF_BACKENDS["dynamic"], compile)     
 
 from __future__ import annotations
 
-import itertools
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from aotgrad.conformance.differences import different_facts, different_strides, different_values
-from aotgrad.conformance.observe import Observation, observe_call
+from aotgrad.conformance.observe import Observation, observe_calls
 from aotgrad.conformance.subjects import Function, SampleCall, Subject
 from aotgrad.conformance.variants import CallVariant
 from aotgrad.conformance.verdict import (
@@ -63,13 +62,13 @@ class CallCheck:
 
     def __call__(self, call: SampleCall) -> SubjectVerdict:
         try:
-            wanted = observe_call(call)
+            wanted = observe_calls(call)
         except Exception as error:
             return NotSupported(f"eager raises {message(error)}")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
-                actual = observe_call(call, lambda function: self.compile(function, self.variant))
+                actual = observe_calls(call, lambda function: self.compile(function, self.variant))
             except Exception as error:
                 return verdict_on_error(getattr(error, "inner_exception", error))  # Dynamo wraps the errors of a backend
         ran_eagerly = [str(warning.message) for warning in caught if " ran eagerly: " in str(warning.message)]
@@ -77,22 +76,38 @@ class CallCheck:
             return FellBack(one_line(ran_eagerly[0].partition(" ran eagerly: ")[2]))
         return self.compare(call, actual, wanted)
 
-    def compare(self, call: SampleCall, actual: Observation, wanted: Observation) -> SubjectVerdict:
-        found = list(different_facts(actual, wanted))
-        if not found and (values := list(different_values(actual, wanted, self.tolerance))):
+    def compare(self, call: SampleCall, actual: Sequence[Observation], wanted: Sequence[Observation]) -> SubjectVerdict:
+        found = in_calls(different_facts, actual, wanted)
+        if not found and (values := in_calls(self.different_values, actual, wanted)):
             found = [] if self.is_open(call, wanted) else values
         if found:
             return Wrong(one_line("; ".join(found)))
-        other_strides = list(itertools.islice(different_strides(actual, wanted), 3))
+        other_strides = in_calls(different_strides, actual, wanted)[:3]
         return OtherStrides(one_line("; ".join(other_strides))) if other_strides else Passed()
 
-    def is_open(self, call: SampleCall, wanted: Observation) -> bool:
+    def is_open(self, call: SampleCall, wanted: Sequence[Observation]) -> bool:
         """Whether a second eager run gives other values; after another seed, where decompositions draw differently."""
         if self.name.startswith(UNINITIALIZED_OPERATORS):
             return True
-        if any(different_values(observe_call(call), wanted, self.tolerance)):
+        if in_calls(self.different_values, observe_calls(call), wanted):
             return True
-        return not self.variant.runs_eager_ops and any(different_values(observe_call(call, seed=OTHER_SEED), wanted))
+        return not self.variant.runs_eager_ops and bool(
+            in_calls(different_values, observe_calls(call, seed=OTHER_SEED), wanted)
+        )
+
+    def different_values(self, actual: Observation, wanted: Observation) -> Iterator[str]:
+        return different_values(actual, wanted, self.tolerance)
+
+
+Differences = Callable[[Observation, Observation], Iterator[str]]
+
+
+def in_calls(differences: Differences, actual: Sequence[Observation], wanted: Sequence[Observation]) -> list[str]:
+    """The differences of the first call that has any; those of a later one name it."""
+    for k, (got, expected) in enumerate(zip(actual, wanted, strict=True), start=1):
+        if found := list(differences(got, expected)):
+            return found if k == 1 else [f"call {k}: {text}" for text in found]
+    return []
 
 
 def verdict_on_error(error: Exception) -> SubjectVerdict:

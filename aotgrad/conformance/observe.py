@@ -1,7 +1,7 @@
-"""Runs a call and its backward, and records everything observable.
+"""Runs a call and its backward, twice, and records everything observable.
 
-outcome = observe_call(call)
-outcome.facts["output 0"]["dtype"], outcome.values["gradient 1"]
+first, second = observe_calls(call)
+first.facts["output 0"]["dtype"], first.values["gradient 1"]
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from torch.utils import _pytree as pytree
 
 from aotgrad.conformance.subjects import SEED, Function, SampleCall
 
+SCALES = 1.0, 1 - 2**-6
+"""What multiplies the numbers of each call. A backend that keeps something from call to call may fail in the second one,
+return what was right in the first, or write over the results and arguments of the first."""
+
+SCALED_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128}
+
 
 @dataclass(frozen=True)
 class Observation:
@@ -23,27 +29,37 @@ class Observation:
 
     Attributes:
         facts: by name: flags, aliases, Python values.
-        values: outputs, arguments after the call, gradients; `None` where there is no gradient.
+        values: outputs, arguments after the call, gradients; `None` where there is no gradient. They are no copies, so
+            that a later call which writes to them is noticed; only of parameters and buffers, which later calls may change.
     """
 
     facts: dict[str, Any]
     values: dict[str, Tensor | None]
 
 
-def observe_call(call: SampleCall, compile: Callable[[Function], Callable] | None = None, seed: int = SEED) -> Observation:
-    """Run a call on fresh copies of its tensors, compiled or in eager, with the gradients of all that require grad."""
+def observe_calls(
+    call: SampleCall, compile: Callable[[Function], Callable] | None = None, seed: int = SEED
+) -> tuple[Observation, ...]:
+    """Run a call for each of `SCALES`, compiled or in eager, on fresh copies of its tensors, but with one state."""
     function = call.function.fresh()
     run = function if compile is None else compile(function)
-    leaves = fresh(call.tensors)
+    return tuple(observe_call(call, run, function.state, scale, seed) for scale in SCALES)
+
+
+def observe_call(call: SampleCall, run: Callable, state: Sequence[Tensor], scale: float, seed: int) -> Observation:
+    """Run a call and take the gradients of all that require grad."""
+    leaves = fresh(call.tensors, scale)
     arguments = [leaf * 1 if k in call.changed and leaf.requires_grad else leaf for k, leaf in enumerate(leaves)]
     torch.manual_seed(seed)
     results, structure = pytree.tree_flatten(run(*arguments))
     outputs = [result for result in results if isinstance(result, Tensor)]
-    seen = [*named("output", outputs), *named("argument", arguments), *named("parameter", function.state)]
+    of_the_call = [*named("output", outputs), *named("argument", arguments)]
+    seen = [*of_the_call, *named("parameter", state)]
     facts = {"structure": structure, **python_values(results)}
     facts |= {name: observed_facts(tensor, arguments) for name, tensor in seen}
-    values = {name: copied(tensor) for name, tensor in seen}
-    gradients = gradients_of_leaves(outputs, [*leaves, *function.state])
+    values = {name: tensor.detach() for name, tensor in of_the_call}
+    values |= {name: copied(tensor) for name, tensor in named("parameter", state)}
+    gradients = gradients_of_leaves(outputs, [*leaves, *state])
     facts |= {f"dtype of {name}": gradient.dtype for name, gradient in gradients.items() if gradient is not None}
     return Observation(facts, {**values, **gradients})
 
@@ -96,10 +112,18 @@ def tangent(position: int, output: Tensor) -> Tensor:
     return torch.empty_like(output).copy_(values) if output.layout is torch.strided else values.to(output.device).to_sparse()
 
 
-def fresh(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Leaves with the same values, flags and strides; identical tensors stay identical."""
-    copies = {id(tensor): copied(tensor).requires_grad_(tensor.requires_grad) for tensor in tensors}
+def fresh(tensors: Sequence[Tensor], scale: float = 1.0) -> list[Tensor]:
+    """Leaves with the same flags and strides, and values multiplied by `scale`; identical tensors stay identical."""
+    copies = {id(tensor): scaled(copied(tensor), scale).requires_grad_(tensor.requires_grad) for tensor in tensors}
     return [copies[id(tensor)] for tensor in tensors]
+
+
+def scaled(tensor: Tensor, scale: float) -> Tensor:
+    """The tensor, multiplied in place, with the elements of its storage that it leaves out."""
+    if scale != 1 and type(tensor) is Tensor and tensor.dtype in SCALED_DTYPES:
+        whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        (whole.set_(tensor.untyped_storage()) if tensor.layout is torch.strided else tensor).mul_(scale)
+    return tensor
 
 
 def copied(tensor: Tensor) -> Tensor:

@@ -82,6 +82,43 @@ class OtherLayout(Correct):
         return lambda *args: [each.detach().mT.contiguous().mT if each.dim() > 1 else each for each in graph(*args)]
 
 
+class FailsLater(Correct):
+    """Raises in every call but the first."""
+
+    def compile(self, graph, inputs, role):
+        calls = iter([graph.forward])
+        return lambda *args: next(calls)(*args)
+
+
+class ReturnsFirstResult(Correct):
+    """Returns copies of one result of the first call in every call."""
+
+    def compile(self, graph, inputs, role):
+        first = []
+
+        def run(*args):
+            result, *others = graph(*args)
+            first[:] = first or [result]
+            return [first[0].clone(), *others]
+
+        return run
+
+
+class ChangesEarlierInput(Correct):
+    """Writes to the first input of the call before."""
+
+    def compile(self, graph, inputs, role):
+        before = []
+
+        def run(*args):
+            for each in before:
+                each.add_(1)
+            before[:] = [args[0].detach()]
+            return graph(*args)
+
+        return run
+
+
 class OtherDtype(Correct):
     name, mistake = "other dtype", (aten.floor.default,)
 

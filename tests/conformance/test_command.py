@@ -128,6 +128,19 @@ def test_a_mistake_of_a_backend(backend, subject, kind, message, tmp_path):
     assert fails_when_run(path).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("backend", "kind", "message"),
+    [
+        ("FailsLater", Raised, "StopIteration"),
+        ("ReturnsFirstResult", Wrong, "call 2: output 0: Tensor-likes are not close!"),
+        ("ChangesEarlierInput", Wrong, "argument 0: Tensor-likes are not close!"),
+    ],
+)
+def test_a_mistake_of_a_second_call(backend, kind, message):
+    found = answer(backend, "sin").verdict
+    assert isinstance(found, kind) and message in found.reason
+
+
 def test_a_lower_precision_may_be_allowed(tmp_path):
     task = Task("slightly off", "float32", "exp", 1)
     found = {}
