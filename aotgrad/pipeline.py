@@ -62,6 +62,16 @@ from aotgrad.joint import Cuts, build_joint, shared_memory_changes
 from aotgrad.options import Options, budget_of, host_bytes_of
 from aotgrad.partition import Objective, functionalize_rng
 from aotgrad.partition import partition as partition_joint
+from aotgrad.passes.base import Pipeline
+from aotgrad.passes.equal_numbers import share_equal_numbers
+from aotgrad.passes.guarded_values import SplitGuard, drop_guarded_values, take_guarded_values
+from aotgrad.passes.input_mutations import keep_input_mutations
+from aotgrad.passes.kept_calls import keep_calls
+from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
+from aotgrad.passes.ops import computes
+from aotgrad.passes.overlap_copies import overlap_copies
+from aotgrad.passes.registry import pipeline_of
+from aotgrad.passes.repeated_effects import remove_repeated_effects
 from aotgrad.plan_cache.eager_fallback import with_eager_backwards
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.unfinished import leaving_unfinished
@@ -116,7 +126,7 @@ def compile_traced(traced: Traced, source: Source, compiler: Compiler, observe: 
     with collection_paused():
         capture, meta = traced.capture, traced.meta
         joint = build_joint(capture, meta, compiler.cuts)
-        joint = passes.keep_calls(joint, capture.trace.kept_calls)
+        joint = keep_calls(joint, capture.trace.kept_calls)
         joint = run_joint_passes(joint, source, compiler, observe)
         observe("joint", joint)
     traced = TracedJoint(capture, with_later_changes(meta, joint), joint)
@@ -140,43 +150,39 @@ def run_joint_passes(joint: JointGraph, source: Source, compiler: Compiler, obse
     reject_kernels_in_shared_memory(joint.module.graph)
     if source.values is not None:
         source.values.end_trace()
-        replaced = passes.share_equal_numbers(joint, source.values.require_equal)
+        replaced = share_equal_numbers(joint, source.values.require_equal)
         source.values.answer_checks(replaced)  # before passes: the ops that they add are not the function's
-        joint = passes.take_guarded_values(joint, source.values.computed, source.values.keep)
+        joint = take_guarded_values(joint, source.values.computed, source.values.keep)
     else:
         torch_compat.insert_deferred_checks(joint.module)
     with torch_compat.disable_autocast():  # the graph has its casts; a pass that runs ops must get their dtypes
         joint = run_passes(joint, compiler, observe)
-        joint = passes.remove_repeated_effects(passes.take_known_values(joint, source.known))
-    return joint if source.values is None else passes.drop_guarded_values(joint, source.values.keep_only)
+        joint = remove_repeated_effects(take_known_values(joint, source.known))
+    return joint if source.values is None else drop_guarded_values(joint, source.values.keep_only)
 
 
 def run_passes(joint: JointGraph, compiler: Compiler, observe: Observer) -> JointGraph:
     options = compiler.options
     named = (passes.CheckpointNames(options.checkpoint_policies),) if options.checkpoint_policies else ()
-    passes_of_joint = passes.pipeline("joint", (*named, *passes.JOINT), options.joint_passes, passes.TIDY)
+    passes_of_joint = pipeline_of("joint", (*named, *passes.JOINT), options.joint_passes, passes.TIDY)
     return compiler.backend.prepare_joint(passes_of_joint.run(joint, observe.after_pass))
 
 
-def lower(
-    joint: JointGraph, compiler: Compiler, observe: Observer, known: passes.KnownValues | None
-) -> tuple[Partition, Compiled]:
+def lower(joint: JointGraph, compiler: Compiler, observe: Observer, known: KnownValues | None) -> tuple[Partition, Compiled]:
     """Partition a joint graph, and compile its forward."""
     names = GraphNames()
     return compile_forward(partition_graph(joint, compiler, names, known), joint, compiler, observe, names)
 
 
-def partition_graph(
-    joint: JointGraph, compiler: Compiler, names: GraphNames, known: passes.KnownValues | None = None
-) -> Partition:
+def partition_graph(joint: JointGraph, compiler: Compiler, names: GraphNames, known: KnownValues | None = None) -> Partition:
     """Partition a joint graph; the forward writes mutated inputs itself if the compiler wants that."""
     writable = joint.writable_inputs if compiler.options.keep_input_mutations else frozenset()
     with names.compiling("joint"), collection_paused():
-        place_copies = functools.partial(passes.overlap_copies, max_bytes=most_in_flight(compiler.options))
-        marked = passes.mark_kept_values(joint, known)
+        place_copies = functools.partial(overlap_copies, max_bytes=most_in_flight(compiler.options))
+        marked = mark_kept_values(joint, known)
         partition = partition_joint(marked, compiler.partition_fn, compiler.objective, place_copies)
         partition = functionalize_rng(partition) if compiler.options.functionalize_rng else partition
-        return replace(partition, forward=passes.keep_input_mutations(partition.forward, writable))
+        return replace(partition, forward=keep_input_mutations(partition.forward, writable))
 
 
 def compile_forward(
@@ -246,7 +252,7 @@ class Source:
     function: FlatFunction
     args: Sequence[Any]
     hints: Sequence[InputHint]
-    known: passes.KnownValues | None = None
+    known: KnownValues | None = None
     values: ValueReads | None = None
     repeated: tuple[FakeTensorMode, CallingConvention] | None = None
     islands: Islands | None = None
@@ -482,7 +488,7 @@ class SmallGraph(Traced):
 Stages = Executable | TracedJoint | SmallGraph
 """How far a function was compiled: to the end, up to the joint graph, or not at all because it is small."""
 
-Lower = Callable[[JointGraph, Compiler, Observer, "passes.KnownValues | None"], "tuple[Partition, Compiled]"]
+Lower = Callable[[JointGraph, Compiler, Observer, "KnownValues | None"], "tuple[Partition, Compiled]"]
 Derive = Callable[[Source, TracedJoint, Compiler], HigherOrder]
 
 
@@ -503,7 +509,7 @@ def compile_guard(traced: TracedJoint, source: Source, compiler: Compiler) -> No
     assert compiler.lower is not None and isinstance(guard.compute, fx.GraphModule)
     order, static = traced.capture.convention.order, traced.joint.static_inputs
     static = frozenset(k for k, index in enumerate(order) if index in static)
-    split = passes.SplitGuard.of(guard.compute, static)
+    split = SplitGuard.of(guard.compute, static)
     if split is None:
         return
     observe = compiler.observer()
@@ -556,10 +562,10 @@ def halves_of(partition: Partition) -> list[GraphHalf]:
     return [half for half in (partition.forward, partition.backward) if half is not None]
 
 
-def half_passes(place: str, halves: Sequence[GraphHalf], of_user: Sequence[passes.Pass]) -> passes.Pipeline:
+def half_passes(place: str, halves: Sequence[GraphHalf], of_user: Sequence[passes.Pass]) -> Pipeline:
     """The passes over one of the halves."""
     built_in = passes.COMMUNICATING if any(half.communicates() for half in halves) else ()
-    return passes.pipeline(place, built_in, of_user)
+    return pipeline_of(place, built_in, of_user)
 
 
 def most_in_flight(options: Options) -> int:
@@ -576,7 +582,7 @@ def are_awaited(args: Sequence[Any]) -> bool:
 
 def computing_nodes(capture: Capture) -> list[fx.Node]:
     """The nodes of the function that compute something."""
-    return [node for node in capture.trace.graph.nodes if passes.computes(node)]
+    return [node for node in capture.trace.graph.nodes if computes(node)]
 
 
 def reason_to_run_eagerly(ops: Sequence[fx.Node], compiler: Compiler) -> str | None:
@@ -588,7 +594,7 @@ def reason_to_run_eagerly(ops: Sequence[fx.Node], compiler: Compiler) -> str | N
     return None if None in reasons else "; ".join([f"min_graph_ops is {limit}", *dict.fromkeys(filter(None, reasons))])
 
 
-def with_backward_passes(compiled: Compiled, pipeline: passes.Pipeline, after_pass: passes.Hook) -> Compiled:
+def with_backward_passes(compiled: Compiled, pipeline: Pipeline, after_pass: passes.Hook) -> Compiled:
     """`compiled` with passes over each variant of a backward graph, before it is compiled."""
     if not pipeline.passes:
         return compiled
@@ -599,7 +605,7 @@ def with_backward_passes(compiled: Compiled, pipeline: passes.Pipeline, after_pa
 class BackwardPasses:
     """Compiles a copy of a backward graph after passes over it; other variants derive from the original graph."""
 
-    pipeline: passes.Pipeline
+    pipeline: Pipeline
     compile: CompileBackward
     after_pass: passes.Hook
 

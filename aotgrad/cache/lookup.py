@@ -29,7 +29,7 @@ from aotgrad.capture.fake import find_fake_mode
 from aotgrad.capture.trace import FlatFunction
 from aotgrad.convention import Dedupe, MemorySharing
 from aotgrad.ir import Compiled, JointGraph, Partition
-from aotgrad.passes import KnownValues
+from aotgrad.passes.known_values import KnownValues
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, Stages, compile_forward, lower, partition_graph
 from aotgrad.runtime.steps import ReturnValue
 from aotgrad.subclasses.layout import WrapperLayout

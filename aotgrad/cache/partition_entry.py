@@ -31,7 +31,7 @@ from aotgrad.cache.key import NotCacheable, compilation_key
 from aotgrad.cache.serialize import DamagedEntry, Encoder, NotSerializable
 from aotgrad.cache.store import Store, count_failure
 from aotgrad.ir import Compiled, GraphHalf, JointGraph, Partition
-from aotgrad.passes import KnownValues
+from aotgrad.passes.known_values import KnownValues
 from aotgrad.pipeline import Compiler, compile_forward, lower, partition_graph
 from aotgrad.telemetry.counters import counters
 from aotgrad.telemetry.graph_names import GraphNames

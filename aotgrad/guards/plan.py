@@ -24,12 +24,13 @@ from typing import Any
 
 import torch
 
-from aotgrad import passes, torch_compat
+from aotgrad import torch_compat
 from aotgrad.convention import Dedupe
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.guards.memory import MemoryGuard
 from aotgrad.guards.python_values import hashable_key
 from aotgrad.guards.tensor_properties import FACTS
+from aotgrad.passes.registry import generation_of_passes
 
 Admission = bool | Sequence[torch.Tensor]
 """Whether a plan serves a call; the values that it takes from its guard, if it takes some."""
@@ -68,7 +69,7 @@ class PlanGuards:
         if not self.dedupe.is_identity or not self.tensors.is_one_call:
             return None
         names, conditions = self.global_state.conditions_of_plain_calls
-        return self.emitted(names | {"generation": passes.generation}, [*conditions, f"generation() == {generation}"])
+        return self.emitted(names | {"generation": generation_of_passes}, [*conditions, f"generation() == {generation}"])
 
     def emitted(self, names: dict[str, Any], conditions: Sequence[str]) -> Callable[[Sequence[Any]], Admission]:
         """One function that checks all conditions of this plan, and no more."""

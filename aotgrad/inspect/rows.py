@@ -41,7 +41,8 @@ from aotgrad.inspect.explanation import (
 )
 from aotgrad.inspect.steps import steps_text
 from aotgrad.partition.memory_curve import memory_curve, saved_names
-from aotgrad.passes import OverlapCopies, computes
+from aotgrad.passes import OverlapCopies
+from aotgrad.passes.ops import computes
 from aotgrad.pipeline import Executable, SmallGraph
 from aotgrad.plan_cache.binding import NamedTensor
 from aotgrad.plan_cache.cache import PlanCache

@@ -49,7 +49,7 @@ backward_of_call       finds the nodes of its backward
 
 from __future__ import annotations
 
-from aotgrad.passes.base import Hook, Pass, Pipeline
+from aotgrad.passes.base import Hook, Pass
 from aotgrad.passes.batch_mm import BatchMM
 from aotgrad.passes.bucket_collectives import BucketCollectives
 from aotgrad.passes.checkpoint_names import CheckpointNames
@@ -58,22 +58,15 @@ from aotgrad.passes.constants import ConstantPropagation
 from aotgrad.passes.dead_code import DeadCodeElimination
 from aotgrad.passes.early_updates import EarlyUpdates
 from aotgrad.passes.effects import UnwrapEffects
-from aotgrad.passes.equal_numbers import share_equal_numbers
 from aotgrad.passes.functional import CheckFunctional
-from aotgrad.passes.guarded_values import SplitGuard, drop_guarded_values, take_guarded_values
-from aotgrad.passes.input_mutations import keep_input_mutations
-from aotgrad.passes.kept_calls import keep_calls
-from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
 from aotgrad.passes.late_waits import LateWaits
 from aotgrad.passes.leftovers import RemoveLeftovers
-from aotgrad.passes.ops import computes
 from aotgrad.passes.overlap_collectives import OverlapCollectives
-from aotgrad.passes.overlap_copies import OverlapCopies, overlap_copies
+from aotgrad.passes.overlap_copies import OverlapCopies
 from aotgrad.passes.peephole import Peephole
-from aotgrad.passes.registry import generation, pipeline, registered, unregister
 from aotgrad.passes.registry import register_pass as register
+from aotgrad.passes.registry import registered, unregister
 from aotgrad.passes.repeated_draws import RemoveRepeatedDraws
-from aotgrad.passes.repeated_effects import reject_repeated_effect, remove_repeated_effects
 
 JOINT: tuple[Pass, ...] = (
     UnwrapEffects(),
@@ -107,31 +100,15 @@ __all__ = [
     "DeadCodeElimination",
     "EarlyUpdates",
     "Hook",
-    "KnownValues",
     "LateWaits",
     "OverlapCollectives",
     "OverlapCopies",
     "Pass",
     "Peephole",
-    "Pipeline",
     "RemoveLeftovers",
     "RemoveRepeatedDraws",
-    "SplitGuard",
     "UnwrapEffects",
-    "computes",
-    "drop_guarded_values",
-    "generation",
-    "keep_calls",
-    "keep_input_mutations",
-    "mark_kept_values",
-    "overlap_copies",
-    "pipeline",
     "register",
     "registered",
-    "reject_repeated_effect",
-    "remove_repeated_effects",
-    "share_equal_numbers",
-    "take_guarded_values",
-    "take_known_values",
     "unregister",
 ]

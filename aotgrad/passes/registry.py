@@ -59,7 +59,7 @@ def registered(place: str = "joint") -> tuple[Pass, ...]:
     return tuple(_registered[place].values())
 
 
-def generation() -> int:
+def generation_of_passes() -> int:
     """The number of changes by `register` and `unregister`. A plan belongs to one generation."""
     return _generations[-1]
 
@@ -78,7 +78,7 @@ def why_no_pass(value: object) -> str | None:
     return None
 
 
-def pipeline(place: str, built_in: Iterable[Pass], given: Iterable[Pass], afterwards: Iterable[Pass] = ()) -> Pipeline:
+def pipeline_of(place: str, built_in: Iterable[Pass], given: Iterable[Pass], afterwards: Iterable[Pass] = ()) -> Pipeline:
     """The built-in passes of a place, then registered and given passes, checked. If there are any, `afterwards` follow."""
     added = tuple(CheckedPass(each, place) for each in (*registered(place), *given))
     return Pipeline(place, (*built_in, *added, *(afterwards if added else ())))

@@ -19,10 +19,11 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from aotgrad import passes, torch_compat
+from aotgrad import torch_compat
 from aotgrad.capture.trace import OwnGeneratorError
 from aotgrad.errors import CaptureError, EagerError
 from aotgrad.guards.plan import Admission
+from aotgrad.passes.registry import generation_of_passes
 from aotgrad.pipeline import Compiler, SmallGraph, Traced
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
@@ -308,7 +309,7 @@ class PlanCache:
             log.debug("%s: a new plan, used if\n%s", self.name, "\n".join(f"    {line}" for line in plan.guards.lines()))
 
     def add_plain(self, plan: CachedPlan, count: int, state: Hashable) -> None:
-        calls = FastPath.of(plan, state, passes.generation())
+        calls = FastPath.of(plan, state, generation_of_passes())
         if calls is not None:
             self.plain[count] = (calls, *self.plain.get(count, ()))
 

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aotgrad import passes
 from aotgrad.guards.data_dependent import Level
 from aotgrad.guards.plan import structure_key
+from aotgrad.passes.known_values import KnownValues
+from aotgrad.passes.registry import generation_of_passes
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.torch_compat import CompilerSettings
@@ -59,7 +60,7 @@ class Call(NamedTuple):
     arguments: Arguments
     static_count: int
     state: AmbientState
-    known: passes.KnownValues | None = None
+    known: KnownValues | None = None
     level: Level = Level.NONE
     shares_guarded: bool = False
     serves_one_call: Callable[[], bool] = lambda: False
@@ -85,4 +86,4 @@ class Call(NamedTuple):
         return self.state.eager(*self.arguments.args, **self.arguments.kwargs)
 
     def _key_with(self, state: Hashable) -> tuple:
-        return structure_key(self.arguments.constants, self.arguments.spec, (state, passes.generation()))
+        return structure_key(self.arguments.constants, self.arguments.spec, (state, generation_of_passes()))

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from aotgrad import native, passes, pipeline, torch_compat
+from aotgrad import native, pipeline, torch_compat
 from aotgrad.capture.eager_calls import Islands, untraceable_function
 from aotgrad.capture.trace import DATA_DEPENDENT
 from aotgrad.capture.values import NotAnswered, ValueReads
@@ -29,6 +29,7 @@ from aotgrad.guards.plan import PlanGuards
 from aotgrad.guards.tensor_properties import PropertyReads, TracedWrapper, facts_of
 from aotgrad.ir import InputHint, SymInput
 from aotgrad.joint.failures import WrappedGradient
+from aotgrad.passes.known_values import KnownValues
 from aotgrad.pipeline import Compiler, SmallGraph, Source, Stages
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
@@ -145,7 +146,7 @@ class Assumptions:
         self,
         function: FlatCall,
         tensors: Sequence[torch.Tensor],
-        known: passes.KnownValues | None,
+        known: KnownValues | None,
         call: Call,
     ) -> Source:
         values = None if self.level is None else ValueReads(self.level, tensors, self.shares_guarded)

@@ -21,12 +21,13 @@ from typing import Any, cast
 import torch
 import torch.utils._pytree as pytree
 
-from aotgrad import passes, torch_compat
+from aotgrad import torch_compat
 from aotgrad.capture import repeats
 from aotgrad.errors import CaptureError
 from aotgrad.graph.autograd_nodes import autograd_nodes
 from aotgrad.guards.plan import structure_key
 from aotgrad.ir import AliasOfIntermediate, ConstantOutput, NonAlias, SymOutput, UnsafeViewAlias
+from aotgrad.passes.registry import generation_of_passes
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.assigned_state import AssignedResult
@@ -160,7 +161,7 @@ class CalledFunction(DerivedFunction):
 
 
 def python_key(arguments: Arguments, state: Hashable) -> Hashable:
-    return structure_key(arguments.constants, arguments.spec, (state, passes.generation()))
+    return structure_key(arguments.constants, arguments.spec, (state, generation_of_passes()))
 
 
 @dataclass(frozen=True)

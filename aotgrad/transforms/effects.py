@@ -1,6 +1,6 @@
 """Reruns a function op by op, without the effects that it had when it ran first.
 
-In a trace, a pass removes these effects: `passes.remove_repeated_effects`.
+In a trace, a pass removes these effects: `remove_repeated_effects`.
 
     with EffectSuppression():
         y = f(x)            prints nothing
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aotgrad import passes
 from aotgrad.graph import op_table
+from aotgrad.passes.repeated_effects import reject_repeated_effect
 from aotgrad.torch_compat import TorchDispatchMode
 
 
@@ -30,5 +30,5 @@ class EffectSuppression(TorchDispatchMode):
     ) -> Any:
         if op_table.is_pure_effect(op):
             return None
-        passes.reject_repeated_effect(op)
+        reject_repeated_effect(op)
         return op(*args, **(kwargs or {}))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from aotgrad.passes import KnownValues
+from aotgrad.passes.known_values import KnownValues
 from aotgrad.pipeline import Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.cache import PlanCache, Planned

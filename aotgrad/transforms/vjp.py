@@ -42,7 +42,7 @@ from aotgrad.joint.attribution import differentiated_as_in_eager
 from aotgrad.joint.backward import cut_into
 from aotgrad.joint.failures import failing_nodes, passed_over
 from aotgrad.joint.segments import CutBackward, Cuts, Edge, ExternalView, Segmentation, find_segments, taken_apart
-from aotgrad.passes import KnownValues
+from aotgrad.passes.known_values import KnownValues
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.runtime.recomputation import (

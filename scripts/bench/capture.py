@@ -185,9 +185,9 @@ class Stopwatch:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        run = self.timed("passes", pipeline.passes.Pipeline.run)
+        run = self.timed("passes", pipeline.Pipeline.run)
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(pipeline.passes.Pipeline, "run", run))
+            stack.enter_context(mock.patch.object(pipeline.Pipeline, "run", run))
             for name, stage in STAGES.items():
                 stack.enter_context(mock.patch.object(pipeline, name, self.timed(stage, getattr(pipeline, name))))
             yield

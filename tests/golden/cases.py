@@ -28,6 +28,7 @@ from aotgrad.backends.eager import compile_eager
 from aotgrad.inspect.specs import parse_arguments
 from aotgrad.ir import JointGraph
 from aotgrad.passes import Pass
+from aotgrad.passes.base import Pipeline
 from aotgrad.printing import text as stage_text
 from aotgrad.telemetry.observer import record_stages
 
@@ -107,7 +108,7 @@ class PassCase(Case):
     def text(self, folder: str) -> str:
         joint = self.joint_before()
         before = stage_text(joint)
-        after = passes.Pipeline("joint", (self.changed_by, passes.DeadCodeElimination())).run(joint, lambda *_: None)
+        after = Pipeline("joint", (self.changed_by, passes.DeadCodeElimination())).run(joint, lambda *_: None)
         graphs = ["--- before ---", before, f"--- after {self.changed_by} ---", stage_text(after)]
         return "\n\n".join([self.header(), self.source(), *graphs]) + "\n"
 

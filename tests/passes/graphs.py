@@ -6,7 +6,8 @@ import torch
 import torch.fx as fx
 
 from aotgrad.ir import JointGraph
-from aotgrad.passes import Pass, Pipeline
+from aotgrad.passes import Pass
+from aotgrad.passes.base import Pipeline
 from aotgrad.passes.rewrite import fill_in_values
 from aotgrad.slots import Primal, SlotSignature, UserOutput
 from aotgrad.torch_compat import new_fake_mode

@@ -9,7 +9,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad.ir import JointGraph
-from aotgrad.passes import KnownValues, mark_kept_values, take_known_values
+from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
 from aotgrad.slots import Primal, SlotSignature, UserOutput
 
 aten = torch.ops.aten

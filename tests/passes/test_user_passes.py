@@ -13,7 +13,8 @@ import torch.fx as fx
 import aotgrad
 from aotgrad.errors import ContractError, OptionError, PassError
 from aotgrad.ir import GraphHalf, JointGraph
-from aotgrad.passes import CheckFunctional, CommonSubexpressionElimination, Pipeline
+from aotgrad.passes import CheckFunctional, CommonSubexpressionElimination
+from aotgrad.passes.base import Pipeline
 from tests.executables import executable_of
 from tests.numerics.against_eager import assert_like_eager, leaf
 from tests.passes.graphs import aten, inference_graph, names

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from aotgrad import checkpoint_name, passes, verify
+from aotgrad import checkpoint_name, verify
 from aotgrad.backends.base import checked_arity
 from aotgrad.errors import ContractError
 from aotgrad.ir import (
@@ -27,6 +27,7 @@ from aotgrad.ir import (
     ViewReplay,
     ViewStep,
 )
+from aotgrad.passes.input_mutations import keep_input_mutations
 from aotgrad.slots import Gradient, Primal, Saved, SlotSignature, Tangent, UserOutput
 from tests.executables import executable_of, node_named, results_of, set_results, with_copied_graph
 
@@ -470,7 +471,7 @@ def test_no_traced_tensor_is_left_in_the_function(product):
 
 
 def test_only_writable_inputs_are_written_by_the_forward(update):
-    forward = passes.keep_input_mutations(update.partition.forward, update.joint.writable_inputs)
+    forward = keep_input_mutations(update.partition.forward, update.joint.writable_inputs)
     written = replace(update, partition=replace(update.partition, forward=forward))
     message = "the forward's results and the joint graph's differ: missing updated input 0, surplus none"
     assert_broken("executable", replace(written, joint=replace(update.joint, writable_inputs=frozenset())), message)
