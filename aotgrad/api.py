@@ -299,7 +299,9 @@ def aot_module_simplified(
     options: Mapping[str, Any] | None = None,
     **of_peer: Any,
 ) -> Callable:
-    """Compile a module for one set of flat inputs, without guards: for graph modules of a frontend.
+    """Compile a module for one set of flat inputs: for graph modules of a frontend, which guards their sizes and dtypes.
+
+    A call compiles another plan if an input comes to require grad, or if two inputs are no longer one tensor.
 
     Args:
         mod: takes and returns flat tensors; its parameters and buffers become the first inputs of the graph.
@@ -315,7 +317,8 @@ def aot_module_simplified(
     given = {"keep_input_mutations": keep_inference_input_mutations, **(options or {})}
     backend = users_backend(fw_compiler, bw_compiler, inference_compiler, decompositions)
     compiler = compiler_of(backend, partition_fn, Options.from_mapping(given))
-    return compile_module(mod, args, compiler, stored=bool(compiler.options.cache))
+    compiled = compile_module(mod, args, compiler, stored=bool(compiler.options.cache))
+    return compiled if isinstance(compiled, EagerModule) else compiled.guarding_gradients(args)
 
 
 def compile_module(
@@ -489,7 +492,8 @@ class FlatCallable(ModuleCallable):
 
     `memory` guards which inputs share memory, if the function changes one of them, and `facts` are properties of changed
     inputs. No frontend guards these, and a check of every pair of inputs would be slow there. A call that differs finds
-    its plan among `others`. `layout`: where the wrapper subclasses are.
+    its plan among `others`. `layout`: where the wrapper subclasses are. `undifferentiated`: the inputs that get no gradient,
+    if no frontend guards it.
     """
 
     executable: Executable | RestoredFunction
@@ -501,10 +505,17 @@ class FlatCallable(ModuleCallable):
     module: LiftedModule
     others: PlanCache
     transformed: Dispatch
+    undifferentiated: Sequence[int] = ()
 
     @property
     def original(self) -> nn.Module:
         return self.module.module
+
+    def guarding_gradients(self, args: Sequence[Any]) -> FlatCallable:
+        """The callable that finds another plan if one of its inputs, unlike the example `args`, needs a gradient."""
+        values = [*self.tensors, *args]
+        tensors = (k for k, value in enumerate(values) if isinstance(value, torch.Tensor))
+        return replace(self, undifferentiated=tuple(k for k in tensors if not needs_gradient(values[k])))
 
     @functools.cached_property
     def is_plain(self) -> bool:
@@ -525,9 +536,13 @@ class FlatCallable(ModuleCallable):
             forward = self.module.forward
             return self.transformed.call(forward, self.arguments(values), AmbientState(forward))
         del args  # only the list holds them now, so each is freed at its last use
+        if any(needs_gradient(values[k]) for k in self.undifferentiated):
+            return self.call_another_plan(values)
         if not self.is_plain:
             return self.call_with_wrappers(values)
         if not self.dedupe.is_identity:
+            if not self.dedupe.merges(values):
+                return self.call_another_plan(values)
             values = self.dedupe.enter(values)
         if not self.admits(values):
             return self.call_another_plan(self.dedupe.exit(values))
@@ -538,8 +553,9 @@ class FlatCallable(ModuleCallable):
         if self.others.gradient_forms.known:  # a gradient has arrived that this one does not expect
             return self.call_another_plan(values)
         flat, objects = self.layout.take_apart(values)
+        merged = self.dedupe.merges(flat)
         flat = self.dedupe.enter(flat)
-        if not self.admits(flat):
+        if not merged or not self.admits(flat):
             return self.call_another_plan(values)
         assert isinstance(self.executable, Executable), "functions of wrapper subclasses are not restored from disk"
         wrappers, places = self.layout.wrappers, [self.layout.origins[k] for k in self.dedupe.kept]
@@ -553,7 +569,7 @@ class FlatCallable(ModuleCallable):
         return self.memory is None or (self.memory(values) and facts_hold(self.facts, values))
 
     def call_another_plan(self, values: Sequence[Any]) -> Sequence[Any]:
-        return self.others.run(self.others.plan_for(self.call_of(values)))
+        return list(self.others.run(self.others.plan_for(self.call_of(values))))
 
     def call_of(self, values: Sequence[Any]) -> Call:
         return Call(self.module.forward, self.arguments(values), len(self.tensors), AmbientState(self.module.forward))
@@ -562,6 +578,10 @@ class FlatCallable(ModuleCallable):
         """Arguments for other plans: numbers that are symbolic here stay symbolic there."""
         arguments = Arguments.of(tuple(values), {})
         return arguments.with_symbols({}) if arguments.constants else arguments
+
+
+def needs_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
 
 
 def is_static(arg: Any) -> bool:

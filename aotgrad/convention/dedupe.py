@@ -46,6 +46,10 @@ class Dedupe:
         """Whether the same arguments are duplicates, and no others."""
         return len(args) == len(self.positions) and Dedupe.of(args) == self
 
+    def merges(self, args: Sequence[Any]) -> bool:
+        """Whether the arguments that were one object still are."""
+        return self.is_identity or all(args[k] is args[self.kept[position]] for k, position in enumerate(self.positions))
+
     def enter(self, args: Sequence[Any]) -> list[Any]:
         """The distinct arguments."""
         return [args[index] for index in self.kept]

@@ -610,6 +610,67 @@ def test_a_simplified_graph_module() -> None:
     assert x.grad is not None
 
 
+class Product(nn.Module):
+    def forward(self, x, y):
+        return (x * y,)
+
+
+@pytest.mark.parametrize("compiler", [aotgrad.nop, "inductor"])
+def test_a_simplified_module_whose_input_comes_to_require_grad(compiler) -> None:
+    x, y = leaf(3), plain(3)
+    function = aotgrad.aot_module_simplified(Product(), (x, y), compiler)
+    for other in (y, leaf(3), plain(3), non_leaf(3)):
+        x.grad = None
+        outputs = function(x, other)
+        assert type(outputs) is list
+        outputs[0].sum().backward()
+        assert torch.equal(x.grad, other)
+    other = leaf(3)
+    function(x, other)[0].sum().backward()
+    assert torch.equal(other.grad, x)
+
+
+def test_a_simplified_module_whose_parameter_is_unfrozen() -> None:
+    class Flat(nn.Linear):
+        def forward(self, x):
+            return (super().forward(x),)
+
+    model, x = Flat(3, 2).requires_grad_(False), plain(4, 3)
+    function = aotgrad.aot_module_simplified(model, (x,), aotgrad.nop)
+    assert not function(x)[0].requires_grad
+    model.requires_grad_(True)
+    function(x)[0].sum().backward()
+    assert torch.equal(model.bias.grad, torch.full((2,), 4.0))
+
+
+def test_a_simplified_module_that_was_compiled_under_no_grad() -> None:
+    x, y = leaf(3), leaf(3)
+    with torch.no_grad():
+        function = aotgrad.aot_module_simplified(Product(), (x, y), aotgrad.nop)
+        assert not function(x, y)[0].requires_grad
+    function(x, y)[0].sum().backward()
+    assert torch.equal(x.grad, y) and torch.equal(y.grad, x)
+
+
+class Written(nn.Module):
+    def forward(self, x, y):
+        x.mul_(2)
+        return (x + y,)
+
+
+@pytest.mark.parametrize("module", [Product(), Written()], ids=["read", "written"])
+def test_a_simplified_module_for_one_tensor_that_gets_two(module) -> None:
+    x = plain(3)
+    function = aotgrad.aot_module_simplified(module, (x, x), aotgrad.nop)
+    for make in (lambda: (plain(3), plain(3)), lambda: (plain(3),) * 2):
+        torch.manual_seed(1)
+        expected_args = make()
+        torch.manual_seed(1)
+        args = make()
+        assert torch.equal(function(*args)[0], module(*expected_args)[0])
+        assert all(map(torch.equal, args, expected_args))
+
+
 # --- Options ---------------------------------------------------------------------------------------------------------
 
 
