@@ -12,6 +12,9 @@ from aotgrad.graph.ends import output_node
 from aotgrad.ir import GraphHalf
 from aotgrad.slots import Primal, Saved, SlotSignature, UpdatedInput
 
+PLACE_FIELDS = ("stack_trace", "nn_module_stack")
+"""Fields of a node that say which line of the user it is from."""
+
 
 def keep_input_mutations(forward: GraphHalf, writable: Collection[int]) -> GraphHalf:
     """End the graph with `copy_(primal, updated)` instead of returning `updated`, for the inputs in `writable`.
@@ -37,4 +40,5 @@ def keep_input_mutations(forward: GraphHalf, writable: Collection[int]) -> Graph
 def append_copy(graph: fx.Graph, output: fx.Node, target: fx.Node, value: fx.Node) -> None:
     with graph.inserting_before(output):
         copy = graph.call_function(torch.ops.aten.copy_.default, (target, value))
-    copy.meta["val"] = target.meta["val"]
+    place = {field: value.meta[field] for field in PLACE_FIELDS if field in value.meta}
+    copy.meta.update(place, val=target.meta["val"])

@@ -244,3 +244,22 @@ def test_lines_from_the_disk_are_those_of_this_call(through_dynamo: bool, tmp_pa
     here.sum().backward()
     lines = {last_line(node) for graph in graphs for node in graph.nodes if node.op == "call_function"}
     assert lines == {"here = compiled(leaf(2, 3))"}
+
+
+class WritesARow(nn.Module):
+    def forward(self, x):
+        x[0].mul_(2)
+        return (x + 1,)
+
+
+def test_a_write_to_an_argument_has_the_line_of_the_change() -> None:
+    graphs = []
+
+    def keep(module, _):
+        graphs.append(module)
+        return module
+
+    function = aotgrad.aot_module_simplified(WritesARow(), (torch.ones(2),), keep, keep_inference_input_mutations=True)
+    function(torch.ones(2))
+    (write,) = graphs[0].graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    assert write.meta["stack_trace"].endswith("x[0].mul_(2)")
