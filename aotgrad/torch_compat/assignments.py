@@ -11,7 +11,6 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 
 from aotgrad.torch_compat.memory import raise_version
 from aotgrad.torch_compat.refusals import ANOTHER_STORAGE, RESHAPED_CONVERSION
-from aotgrad.torch_compat.shapes import has_symbolic_shape
 from aotgrad.torch_compat.views import is_converted_view, is_forbidden_after_a_write, is_view_of_leaf
 
 _SHALLOW_COPY = getattr(torch.ops.aten, "shallow_copy_data_", None)
@@ -81,7 +80,7 @@ def _may_have_the_memory_of(target: Any, source: Any) -> bool:
         return False
     if target.layout is not torch.strided or source.layout is not torch.strided:
         return False
-    if has_symbolic_shape(target) or has_symbolic_shape(source) or target.is_inference() or source.is_inference():
+    if target.is_inference() or source.is_inference():
         return False
     facts = [(t.dtype, t.device, t.is_conj(), t.is_neg()) for t in (target, source)]
     return facts[0] == facts[1] and (_are_laid_out_alike(target, source) or not target.requires_grad)

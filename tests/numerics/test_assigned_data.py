@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -129,13 +130,35 @@ def used_on(function: Callable, args: Sequence[Tensor]) -> Any:
     return outputs, found, [arg._version for arg in args], [arg.is_leaf for arg in args]
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @every_backend
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
-def test_memory_is_given(function: Callable, requires_grad: bool, backend: str) -> None:
+def test_memory_is_given(function: Callable, requires_grad: bool, backend: str, dynamic: bool) -> None:
     if function in BROKEN_BY_DYNAMO and backend in DYNAMO_BACKENDS:
         pytest.skip("Dynamo breaks the graph here")
-    assert_alike(function, used_on, lambda: [torch.randn(3).requires_grad_(requires_grad), torch.rand(3)], backend)
+    arguments = functools.partial(leaf_and_constant, requires_grad)
+    assert_alike(function, used_on, arguments, backend, dynamic=dynamic)
+
+
+def leaf_and_constant(requires_grad: bool, size: int = 3) -> list[Tensor]:
+    return [torch.randn(size).requires_grad_(requires_grad), torch.rand(size)]
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_memory_of_a_symbolic_size_is_given(function: Callable, requires_grad: bool) -> None:
+    under_test = aotgrad.aot_function(function, aotgrad.nop, dynamic=None)
+    for size in (3, 5, 7):
+        args, expected = (seeded(leaf_and_constant, requires_grad, size) for _ in range(2))
+        torch.testing.assert_close(used_on(under_test, args), used_on(function, expected), rtol=0, atol=0)
+        torch.testing.assert_close([arg.grad for arg in args], [arg.grad for arg in expected], rtol=0, atol=0)
+    assert len(under_test.plans()) == 2
+
+
+def seeded(make: Callable, *args: Any) -> Any:
+    torch.manual_seed(0)
+    return make(*args)
 
 
 def a_part(x, y):
@@ -185,13 +208,18 @@ def grown_inside(x, y):
 OTHER_LAYOUTS = (a_part, transposed, grown, shrunk, grown_and_written, a_number, grown_by_set, grown_inside)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
 @every_backend
 @pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("function", OTHER_LAYOUTS, ids=lambda f: f.__name__)
-def test_memory_of_another_layout_is_given(function: Callable, requires_grad: bool, backend: str) -> None:
+def test_memory_of_another_layout_is_given(function: Callable, requires_grad: bool, backend: str, dynamic: bool) -> None:
     if function in (grown_by_set, grown_inside) and backend in DYNAMO_BACKENDS:
         pytest.skip("Dynamo breaks the graph here")
-    assert_alike(function, used_on, lambda: [torch.randn(3), torch.rand(3).requires_grad_(requires_grad)], backend)
+
+    def arguments() -> list[Tensor]:
+        return [torch.randn(3), torch.rand(3).requires_grad_(requires_grad)]
+
+    assert_alike(function, used_on, arguments, backend, dynamic=dynamic)
 
 
 def test_another_layout_does_not_fit_the_gradient() -> None:
