@@ -30,8 +30,6 @@ def with_items(module: fx.GraphModule, inputs: Sequence[Any]) -> tuple[fx.GraphM
 def replace_by_items(graph: fx.Graph, node: fx.Node, values: Sequence[Any]) -> None:
     with graph.inserting_before(node):
         items = [graph.placeholder(f"{node.name}_{k}") for k in range(len(values))]
-    for item, value in zip(items, values, strict=True):
-        item.meta["val"] = item.meta["example_value"] = value
     for read in list(node.users):
         position = cast(int, read.args[1])
         read.replace_all_uses_with(items[position])

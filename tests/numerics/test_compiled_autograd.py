@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -155,6 +157,28 @@ def test_steps_of_one_structure_compile_once(backend):
             step(compiled, x)
     after = captures(), aotgrad.counters["compilations"], torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert after == before
+
+
+@pytest.mark.parametrize("part", ["a region and the backward", "the backward"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_graphs_keep_no_tensor(backend: str, part: str) -> None:
+    """Neither a leaf, nor its gradient, nor what was saved, of the backwards in which the graph was compiled."""
+    way = through_dynamo(backend, fullgraph=INLINES)
+    function = way.function(sine_of_product) if part == "a region and the backward" else sine_of_product
+    for _ in range(3):
+        x, w = rand(3), rand(3)
+        saved = x * 2
+        with way.backward():
+            function(saved, w).sum().backward()
+        assert x.grad is not None and w.grad is not None
+        left = [weakref.ref(each) for each in (x, x.grad, saved, w.grad)]
+        del x, w, saved
+        gc.collect()
+        assert [each() for each in left] == [None] * len(left)
+
+
+def sine_of_product(x: Tensor, w: Tensor) -> Tensor:
+    return (x * w).sin()
 
 
 def test_changing_sizes(way):
