@@ -27,6 +27,7 @@ from aotgrad.backends.registry import as_backend
 from aotgrad.capture.recorder import give_lines
 from aotgrad.errors import AOTGradError, CaptureError
 from aotgrad.frontends.list_inputs import taking_lists, with_items
+from aotgrad.frontends.symbolic_results import symbolic_dims_of_results, with_symbolic_results
 from aotgrad.options import Options
 from aotgrad.pipeline import Compiler
 from aotgrad.plan_cache.compiler import make_compiler
@@ -72,7 +73,7 @@ class DynamoBackend:
             return torch_compat.disable_dynamo(taking_lists(self(flat, values, options, mode)))
         if any(map(torch_compat.is_functionalized, example_inputs)):
             return EagerModule(module).fastest  # another trace records the ops
-        has_rules = any(map(has_traced_rules, example_inputs))
+        has_rules, symbolic_dims = any(map(has_traced_rules, example_inputs)), symbolic_dims_of_results(module.graph)
         torch_compat.refuse_hooks_of_later(example_inputs)
         torch_compat.refuse_lost_histories(module, example_inputs)
         torch_compat.record_backwards_of_custom_functions(module)
@@ -92,7 +93,8 @@ class DynamoBackend:
             if isinstance(error, CaptureError) and cause is not None and torch_compat.breaks_dynamos_graph(cause):
                 raise cause from None
             raise torch_compat.unwrapped_by_dynamo(error, inspect.currentframe()) from cause
-        return torch_compat.disable_dynamo(past_own_rules(compiled.fastest) if has_rules else compiled.fastest)
+        function = past_own_rules(compiled.fastest) if has_rules else compiled.fastest
+        return torch_compat.disable_dynamo(with_symbolic_results(function, symbolic_dims))
 
     def backend_for(self, example_inputs: Sequence[Any]) -> str | PartitionCompiler:
         """A backend, or its name, that runs on such arguments: Inductor's kernels read memory, which fake tensors lack."""

@@ -367,11 +367,19 @@ def hand_over(ctx: Any) -> type[torch.autograd.Function]:
         return UninlinedSegment
     for each in (ctx.kept or {}).values():
         each.unpack()  # raises if it was changed
+    keep_saved_symbolic(ctx)
     if wanted not in backward.inlined:
         backward.inlined[wanted] = function_with_graph(InlinedBackward(backward, wanted))
     if backward.saves and not torch_compat.graph_is_retained():
         ctx.recomputation = None  # torch frees what the node saved
     return backward.inlined[wanted]
+
+
+def keep_saved_symbolic(ctx: Any) -> None:
+    """Let the sizes of saved tensors be symbolic in the graph of compiled autograd, as those of the node are."""
+    saved = torch_compat.saved_tensors_without_hooks(ctx) if ctx.sizes and ctx.kept is None else None
+    for position, dims in ctx.backward.symbolic_dims_of_saved if saved is not None else ():
+        torch_compat.keep_symbolic(saved[position], dims)
 
 
 def function_with_graph(node: InlinedBackward) -> type[torch.autograd.Function]:

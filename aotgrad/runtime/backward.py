@@ -328,6 +328,13 @@ class Backward:
     def saved_slots(self) -> tuple[Saved, ...]:
         return of_kind(self.variants.full.signature.inputs, Saved)
 
+    @functools.cached_property
+    def symbolic_dims_of_saved(self) -> tuple[tuple[int, frozenset[int]], ...]:
+        """The saved tensors with symbolic sizes, by position, and these dimensions."""
+        values = [self.variants.full.placeholders[slot].meta["val"] for slot in self.saved_slots]
+        found = ((k, torch_compat.symbolic_dims(value)) for k, value in enumerate(values))
+        return tuple((k, dims) for k, dims in found if dims)
+
     def saved_needed(self, key: VariantKey) -> tuple[int, ...] | None:
         """The positions of the saved tensors that a variant unpacks; `None` for all."""
         if key is self.full:

@@ -219,6 +219,7 @@ from aotgrad.torch_compat.dynamo import (
     graph_breaks,
     hide_from_dynamo,
     inline_compiled_functions,
+    keep_symbolic,
     new_dynamos_lock,
     path_in_source,
     paths_of_placeholders,

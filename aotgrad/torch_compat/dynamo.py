@@ -57,6 +57,15 @@ def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
     return frozenset(dim for dims in marked for dim in dims)
 
 
+def keep_symbolic(tensor: torch.Tensor, dims: frozenset[int]) -> None:
+    """Let Dynamo take some dimensions as symbolic in the next graph that reads a tensor. No guard reads the mark.
+
+    A torch that does not know the name ignores it.
+    """
+    marked: Any = tensor
+    marked._dynamo_propagated_dynamic_indices = {*getattr(tensor, "_dynamo_propagated_dynamic_indices", ()), *dims}
+
+
 def tracing_context() -> TracingContext | None:
     """The context that Dynamo opens around a backend call."""
     return TracingContext.try_get()

@@ -109,6 +109,20 @@ def test_marked_dimensions():
     assert compat.dims_marked_dynamic(torch.ones(1)) == frozenset()
 
 
+def test_sizes_that_stay_symbolic():
+    sizes = []
+
+    def record(module, inputs):
+        sizes.append([type(value) for value in inputs if not isinstance(value, torch.Tensor)])
+        return module.forward
+
+    x = torch.ones(3, 4)
+    compat.keep_symbolic(x, frozenset((0,)))
+    compat.keep_symbolic(x, frozenset((1,)))
+    torch.compile(torch.sin, backend=record)(x)
+    assert sizes == [[torch.SymInt] * 2 if compat.can_inline() else []]
+
+
 def test_dynamo_compiles_under_a_lock(monkeypatch):
     """It is re-entrant, and read at each compilation, so a child process can replace it."""
     monkeypatch.setattr(convert_frame, "compile_lock", compat.dynamos_lock())
