@@ -53,7 +53,7 @@ NO_REGIONS: Mapping[fx.GraphModule, Collection[int]] = {}
 
 @dataclass(frozen=True)
 class KeptRegion:
-    """A run of a region that Dynamo keeps as one op: its tensors, each with its value at the start, and the regions inside.
+    """A run of a region that Dynamo keeps as one op: its tensors, each with its value then, and the regions inside.
 
     `draws`: the second run draws other random numbers. `writes`: it changes a tensor in place, maybe one of its own, whose
     old value torch would not recompute.
@@ -61,6 +61,7 @@ class KeptRegion:
 
     region: fx.GraphModule
     arguments: Mapping[int, tuple[torch.Tensor, fx.Node]]
+    results: Mapping[int, tuple[torch.Tensor, fx.Node]]
     draws: bool
     writes: bool
     inside: frozenset[fx.GraphModule]
@@ -200,7 +201,7 @@ class Trace:
                 return torch_compat.run_checkpointed(region, args, settings, self._retraced[region])
         if not torch.is_grad_enabled():
             return run(region, *args, **settings)
-        tensors = {k: (value, self.node_of(value)) for k, value in enumerate(args) if torch_compat.any_functional([value])}
+        tensors = self._nodes_of(args)
         last, begun = next(iter(reversed(self.graph.nodes)), None), len(self._kept)
         written = torch_compat.count_of_writes(self._functional_mode)
         result = run(region, *args, **settings)
@@ -208,22 +209,40 @@ class Trace:
         draws = not settings.get("preserve_rng_state", True) and any(op_table.draws(node) for node in made)
         writes = torch_compat.count_of_writes(self._functional_mode) > written
         inside = frozenset(each.region for each in self._kept[begun:])
-        self._kept.append(KeptRegion(region, tensors, draws, writes, inside))
+        results = self._nodes_of(result if isinstance(result, (tuple, list)) else [result])
+        self._kept.append(KeptRegion(region, tensors, results, draws, writes, inside))
         return result
 
-    def regions_to_retrace(self) -> dict[fx.GraphModule, Collection[int]]:
-        """The regions kept by Dynamo whose second run would do more than recompute, or that read changed tensors.
+    def _nodes_of(self, values: Sequence[Any]) -> Mapping[int, tuple[torch.Tensor, fx.Node]]:
+        """The traced tensors among `values`, by position, and their nodes now."""
+        return {k: (value, self.node_of(value)) for k, value in enumerate(values) if torch_compat.any_functional([value])}
 
-        Each comes with the arguments that change. An argument that requires grad may not change, in eager. For the others,
-        Dynamo does not tell whether the region got them or closes over them.
+    def _changed(self, values: Mapping[int, tuple[torch.Tensor, fx.Node]]) -> frozenset[int]:
+        return frozenset(k for k, (value, node) in values.items() if self.node_of(value) is not node)
+
+    def regions_to_retrace(self) -> dict[fx.GraphModule, Collection[int]]:
+        """The regions kept by Dynamo that are not recomputed from saved values, each with the arguments that change.
+
+        These are regions whose second run would do more than recompute, or that read tensors or return results which change
+        later. An effect in the backward makes it be traced several times, and torch recomputes from saved values only once.
+        So where one region is retraced, all are that have no policy of the user.
+
+        An argument that requires grad may not change, in eager. For the others, Dynamo does not tell whether the region got
+        them or closes over them.
         """
         found: dict[fx.GraphModule, Collection[int]] = {}
         for kept in self._kept:
-            pairs = kept.arguments.items()
-            changed = {k for k, (value, node) in pairs if not value.requires_grad and self.node_of(value) is not node}
-            if changed or kept.draws or kept.writes or not kept.inside.isdisjoint(found):
+            changed = self._changed_arguments(kept)
+            reruns = kept.draws or kept.writes or not kept.inside.isdisjoint(found)
+            if changed or reruns or (self._changed(kept.results) and not torch_compat.has_own_policy(kept.region)):
                 found[kept.region] = changed.union(found.get(kept.region, ()))
+        if found:
+            others = (kept.region for kept in self._kept if not torch_compat.has_own_policy(kept.region))
+            found.update({region: frozenset() for region in others if region not in found})
         return found
+
+    def _changed_arguments(self, kept: KeptRegion) -> frozenset[int]:
+        return frozenset(k for k in self._changed(kept.arguments) if not kept.arguments[k][0].requires_grad)
 
     @contextlib.contextmanager
     def watched_draws_of_backward(self) -> Iterator[None]:

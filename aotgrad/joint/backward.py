@@ -398,7 +398,8 @@ def with_saved_values(
 ) -> AppendedBackward:
     """The backward with the values that eager saves."""
     entered = entered_edges(outputs, segmentation, appended.tangents)
-    with torch_compat.disable_proxy_modes_tracing():  # what is read of a node is a functional tensor
+    # What is read of a node is a functional tensor.
+    with torch_compat.disable_proxy_modes_tracing(), torch_compat.recomputed_once():
         assigned = assigned_memory(capture)
         memory = {storage: {cell.place} for storage, cell in effects.cells.items()}
         for storage, primal in assigned.items():

@@ -32,7 +32,8 @@ class OverwrittenValue(Exception):
 
 def failing_nodes(roots: Iterable[torch.Tensor], known: Collection[Any] = ()) -> dict[Any, str]:
     """The autograd nodes that visibly raise in a backward, and their messages; without those in `known`."""
-    errors = {node: torch_compat.error_of_saved(node) for node in autograd_nodes(roots) if node not in known}
+    with torch_compat.recomputed_once():
+        errors = {node: torch_compat.error_of_saved(node) for node in autograd_nodes(roots) if node not in known}
     return {node: error for node, error in errors.items() if error is not None}
 
 

@@ -157,6 +157,7 @@ from aotgrad.torch_compat.checkpoints import (
     has_own_policy,
     kept_policy,
     plain_checkpoints,
+    recomputed_once,
     report_regions,
     run_checkpointed,
     run_kept_regions,

@@ -62,6 +62,21 @@ def run_checkpointed(
     return torch.utils.checkpoint.checkpoint(interpreted, *passed, **settings)
 
 
+@contextlib.contextmanager
+def recomputed_once() -> Iterator[None]:
+    """Inside, regions are recomputed once, although what their nodes saved is read outside of a backward.
+
+    By default each read of a saved value recomputes its whole region. A second read of one value is an error.
+    """
+    around = torch._C._get_graph_exec_group()
+    torch._C._set_graph_exec_group(None)
+    try:
+        with torch.utils.checkpoint.GraphExecGroup():
+            yield
+    finally:
+        torch._C._set_graph_exec_group(around)
+
+
 def tag_recomputed(node: torch.fx.Node, region: int) -> None:
     """Give a node the number of its region, and the policy of a region whose user has none."""
     node.meta.setdefault("recompute", torch.utils.checkpoint.CheckpointPolicy.PREFER_RECOMPUTE)

@@ -92,6 +92,19 @@ def counts_in_two_regions(x, buffer):
     return checkpoint(region, checkpoint(region, x.cos()).sin()).sin()
 
 
+def counts_between_regions_that_do_not(x, buffer):
+    """The backward is traced twice, since it writes; so are the regions that write nothing."""
+
+    def region(h):
+        buffer.add_(1)
+        return (h * buffer).exp()
+
+    def repeatable(h):
+        return h.sin().exp()
+
+    return checkpoint(repeatable, checkpoint(region, checkpoint(repeatable, x.cos()))).sin()
+
+
 def counts_in_a_region_within(x, buffer):
     def inner(h):
         buffer.add_(1)
@@ -156,6 +169,7 @@ PROGRAMS = (
     counts_at_the_end,
     counts_to_the_end,
     counts_in_two_regions,
+    counts_between_regions_that_do_not,
     counts_in_a_region_within,
     counts_and_returns_two,
     counts_beside_what_needs_nothing,
@@ -234,6 +248,35 @@ CHANGING_THEIR_OWN = (
 @pytest.mark.parametrize("use", [once, retained])
 @pytest.mark.parametrize("function", CHANGING_THEIR_OWN)
 def test_a_region_changes_what_it_has_made(function: Callable, use: Callable, backend: str) -> None:
+    assert_alike(function, use, x_and_buffer, backend)
+
+
+def exp_of_sin(h):
+    return h.sin().exp()
+
+
+def changes_a_result(x, buffer):
+    y = checkpoint(exp_of_sin, x.cos())
+    y += x
+    return y.sin()
+
+
+def changes_a_row_of_a_result(x, buffer):
+    y = checkpoint(exp_of_sin, x.cos())
+    y[0].mul_(2)
+    return y.sin()
+
+
+def changes_one_of_two_results(x, buffer):
+    y, z = checkpoint(lambda h: (h.exp(), h.exp().t()), x.cos())
+    z.relu_()
+    return y * z, checkpoint(exp_of_sin, z)
+
+
+@every_backend
+@pytest.mark.parametrize("use", [once, retained, only_forward])
+@pytest.mark.parametrize("function", [changes_a_result, changes_a_row_of_a_result, changes_one_of_two_results])
+def test_the_result_of_a_region_is_changed(function: Callable, use: Callable, backend: str) -> None:
     assert_alike(function, use, x_and_buffer, backend)
 
 

@@ -85,6 +85,24 @@ def test_a_region_is_noted_and_what_it_runs_again():
     assert not compat.saves_packed_values(x.exp().grad_fn)
 
 
+def test_saved_values_of_a_region_are_recomputed_once():
+    runs, x = [], leaf()
+
+    def region(x):
+        runs.append(1)
+        return x.exp().exp().exp()
+
+    y = checkpoint(region, x, use_reentrant=False)
+    nodes = [y.grad_fn, y.grad_fn.next_functions[0][0], y.grad_fn.next_functions[0][0].next_functions[0][0]]
+    with torch.utils.checkpoint.GraphExecGroup() as around:
+        with compat.recomputed_once():
+            values = [node._saved_result for node in nodes]
+        assert torch._C._get_graph_exec_group() is around
+    assert torch.equal(values[0], y)
+    assert torch.equal(values[2], x.exp())
+    assert len(runs) == 2
+
+
 def test_a_reentrant_region_is_one_node():
     x = leaf()
     with compat.report_regions(lambda function, keeps: (function, lambda: None)):
