@@ -96,6 +96,10 @@ class DynamoBackend:
         function = past_own_rules(compiled.fastest) if has_rules else compiled.fastest
         return torch_compat.disable_dynamo(with_symbolic_results(function, symbolic_dims))
 
+    def __deepcopy__(self, memo: Mapping[int, Any]) -> DynamoBackend:
+        """The backend itself, as of a function: Dynamo would recompile a copy of a compiled module for a copy of it."""
+        return self
+
     def backend_for(self, example_inputs: Sequence[Any]) -> str | PartitionCompiler:
         """A backend, or its name, that runs on such arguments: Inductor's kernels read memory, which fake tensors lack."""
         has_fakes = any(isinstance(value, torch_compat.FakeTensor) for value in example_inputs)
