@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import aotgrad
-from aotgrad import passes
+from aotgrad import pipeline
 from aotgrad.errors import CaptureError
 from tests.training_step.comparing import Training, assert_same, assert_trains_like_eager, batches, contents
 
@@ -153,6 +153,6 @@ def test_what_fails_on_symbolic_numbers_is_named(monkeypatch, where):
         return {}
 
     if where != "the backend":
-        monkeypatch.setattr(passes, "share_equal_numbers", share_equal_numbers)
+        monkeypatch.setattr(pipeline, "share_equal_numbers", share_equal_numbers)
     with pytest.warns(UserWarning, match="each change of a number makes a new plan: .* NotImplementedError: no symbolic"):
         assert_trains_like_eager(conditional_step, batches(1), compile_graph if where == "the backend" else "eager")
