@@ -224,8 +224,7 @@ class Trace:
         """The regions kept by Dynamo that are not recomputed from saved values, each with the arguments that change.
 
         These are regions whose second run would do more than recompute, or that read tensors or return results which change
-        later. An effect in the backward makes it be traced several times, and torch recomputes from saved values only once.
-        So where one region is retraced, all are that have no policy of the user.
+        later.
 
         An argument that requires grad may not change, in eager. For the others, Dynamo does not tell whether the region got
         them or closes over them.
@@ -236,9 +235,6 @@ class Trace:
             reruns = kept.draws or kept.writes or not kept.inside.isdisjoint(found)
             if changed or reruns or (self._changed(kept.results) and not torch_compat.has_own_policy(kept.region)):
                 found[kept.region] = changed.union(found.get(kept.region, ()))
-        if found:
-            others = (kept.region for kept in self._kept if not torch_compat.has_own_policy(kept.region))
-            found.update({region: frozenset() for region in others if region not in found})
         return found
 
     def _changed_arguments(self, kept: KeptRegion) -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 import torch._higher_order_ops.wrap as wrapped_regions
 import torch.fx.traceback as fx_traceback
+import torch.utils._pytree as pytree
 import torch.utils.checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 @contextlib.contextmanager
@@ -103,7 +106,8 @@ _GENERATOR = next(  # the first is torch 2.15's
     for name in ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
     if hasattr(torch.utils.checkpoint, name)
 )
-"""The generator around a region, which recomputes it; `preserve_rng_state` is its second argument, by position or name."""
+"""The generator around a region, which recomputes it. Its second and third argument, by position or name, are
+`preserve_rng_state` and `context_fn`."""
 
 
 class _ReturnedTogether(torch.autograd.Function):
@@ -170,6 +174,10 @@ def report_regions(note: Callable[[_Rerun, bool], tuple[_Rerun, Callable[[], Non
             yield from checkpoint(function, *others, **settings)
             return
         function, end = note(function, settings["preserve_rng_state"] if "preserve_rng_state" in settings else others[0])
+        if "context_fn" in settings:
+            settings["context_fn"] = _with_repeatable_reads(settings["context_fn"])
+        else:
+            others = (others[0], _with_repeatable_reads(others[1]), *others[2:])
         try:
             yield from checkpoint(function, *others, **settings)
         finally:
@@ -204,3 +212,43 @@ def _regions_run_by(run: Callable[..., Any]) -> Iterator[None]:
 
     with mock.patch.object(wrapped_regions, "tag_activation_checkpoint_impl", called):
         yield
+
+
+def _with_repeatable_reads(context_fn: Callable[[], tuple[Any, Any]]) -> Callable[[], tuple[Any, Any]]:
+    """A `context_fn` whose region may be recomputed from saved values any number of times."""
+    if context_fn is torch.utils.checkpoint.noop_context_fn:
+        return context_fn
+
+    def contexts() -> tuple[Any, Any]:
+        recording, reading = context_fn()
+        return recording, _RepeatableReads(reading) if hasattr(reading, "storage") else reading
+
+    return contexts
+
+
+class _RepeatableReads(TorchDispatchMode):
+    """Enters a mode that reads the saved values of a region, any number of times: torch gives each value out once."""
+
+    def __init__(self, reads: Any) -> None:
+        super().__init__()
+        self.reads: Any = reads
+        self.saved: dict[Any, Any] | None = None
+
+    def __enter__(self) -> Any:
+        if self.saved is None:
+            self.saved = {key: copy.copy(values) for key, values in self.reads.storage.items()}
+        else:
+            self.reads.storage.update(pytree.tree_map(_saved_again, self.saved))
+        return self.reads.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self.reads.__exit__(*error)
+
+
+def _saved_again(saved: Any) -> Any:
+    """A saved value that has no history, with the version of the one that was given out."""
+    if not isinstance(getattr(saved, "val", None), torch.Tensor):
+        return saved
+    again = copy.copy(saved)
+    again.val = saved.val.detach()
+    return again

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint as torchs_checkpoint
-from torch.utils.checkpoint import set_checkpoint_early_stop
+from torch.utils.checkpoint import create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 import aotgrad
 
@@ -278,6 +278,44 @@ def changes_one_of_two_results(x, buffer):
 @pytest.mark.parametrize("function", [changes_a_result, changes_a_row_of_a_result, changes_one_of_two_results])
 def test_the_result_of_a_region_is_changed(function: Callable, use: Callable, backend: str) -> None:
     assert_alike(function, use, x_and_buffer, backend)
+
+
+def adds_to_the_buffer(buffer):
+    def hook(gradient):
+        buffer.add_(gradient)
+
+    return hook
+
+
+def writes_in_a_hook(x, buffer):
+    y = x.cos()
+    y.register_hook(adds_to_the_buffer(buffer))
+    return checkpoint(exp_of_sin, y).sin()
+
+
+def keeps_the_sine():
+    return create_selective_checkpoint_contexts([torch.ops.aten.sin.default])
+
+
+def writes_in_a_hook_beside_a_policy(x, buffer):
+    y = x.cos()
+    y.register_hook(adds_to_the_buffer(buffer))
+    return checkpoint(exp_of_sin, y, context_fn=keeps_the_sine).sin()
+
+
+def counts_before_a_policy(x, buffer):
+    def region(h):
+        buffer.add_(1)
+        return (h * buffer).exp()
+
+    return checkpoint(exp_of_sin, checkpoint(region, x.cos()), context_fn=keeps_the_sine).sin()
+
+
+@every_backend
+@pytest.mark.parametrize("function", [writes_in_a_hook, writes_in_a_hook_beside_a_policy, counts_before_a_policy])
+def test_the_backward_writes_beside_a_region(function: Callable, backend: str) -> None:
+    """Its trace runs more than once, and so do the reads of what a region has saved."""
+    assert_alike(function, once, x_and_buffer, backend)
 
 
 def normalizes_within(x, buffer):

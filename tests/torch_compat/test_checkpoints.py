@@ -47,6 +47,17 @@ def test_it_runs_as_one_is_told_to():
     assert compat.has_own_policy(region)
 
 
+def test_its_saved_values_are_read_any_number_of_times():
+    region, x = torch.fx.symbolic_trace(lambda x: x.exp().sin()), leaf()
+    keeps = functools.partial(torch.utils.checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.exp.default])
+    region.meta["_checkpoint_context_fn"] = keeps
+    with compat.report_regions(lambda function, keeps: (function, lambda: None)):
+        y = kept(region, x).sum()
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(y, x, retain_graph=True)
+        assert torch.equal(gradient, x.exp().cos() * x.exp())
+
+
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_it_runs_again_in_the_backward_and_may_change_what_it_closes_over(use_reentrant):
     def counted(x, count):
