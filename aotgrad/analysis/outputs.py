@@ -428,8 +428,12 @@ class _Outputs:
 
 
 def is_new_leaf(value: torch.Tensor) -> bool:
-    """Whether an output that is no input is a leaf that requires grad."""
-    return value.requires_grad and value.grad_fn is None and value._base is None
+    """Whether an output that is no input is a leaf that requires grad.
+
+    A view made under `no_grad` is none: it has no `grad_fn` either, and reports what its base requires.
+    """
+    is_leaf = value.requires_grad and value.grad_fn is None
+    return is_leaf and (value._base is None or not value._base.requires_grad)
 
 
 def is_reshaped_alias(value: torch.Tensor, steps: Sequence[ir.ViewStep]) -> bool:

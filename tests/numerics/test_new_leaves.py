@@ -75,6 +75,30 @@ def under_no_grad(x, y):
     return z, z * y
 
 
+def part_of_an_argument(x, y):
+    z = y[1:].requires_grad_()
+    return z, z.exp() * x[1:]
+
+
+def part_of_what_is_changed(x, y):
+    z = y[1:].requires_grad_()
+    with torch.no_grad():
+        y.mul_(2)
+    return z, z.detach() * x[1:]
+
+
+def part_of_an_intermediate(x, y):
+    h = y * 2
+    z = h[1:].requires_grad_()
+    return h, z, z.exp() * x[1:]
+
+
+def part_under_no_grad(x, y):
+    with torch.no_grad():
+        z = y[1:].requires_grad_()
+    return z, z * x[1:]
+
+
 FUNCTIONS = (
     made,
     made_and_alone,
@@ -86,6 +110,10 @@ FUNCTIONS = (
     two_of_them,
     used_again_and_again,
     under_no_grad,
+    part_of_an_argument,
+    part_of_what_is_changed,
+    part_of_an_intermediate,
+    part_under_no_grad,
 )
 
 
