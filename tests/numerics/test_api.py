@@ -615,7 +615,10 @@ class Product(nn.Module):
         return (x * y,)
 
 
-@pytest.mark.parametrize("compiler", [aotgrad.nop, "inductor"])
+simplified_by = pytest.mark.parametrize("compiler", [aotgrad.nop, "inductor"])
+
+
+@simplified_by
 def test_a_simplified_module_whose_input_comes_to_require_grad(compiler) -> None:
     x, y = leaf(3), plain(3)
     function = aotgrad.aot_module_simplified(Product(), (x, y), compiler)
@@ -630,23 +633,25 @@ def test_a_simplified_module_whose_input_comes_to_require_grad(compiler) -> None
     assert torch.equal(other.grad, x)
 
 
-def test_a_simplified_module_whose_parameter_is_unfrozen() -> None:
+@simplified_by
+def test_a_simplified_module_whose_parameter_is_unfrozen(compiler) -> None:
     class Flat(nn.Linear):
         def forward(self, x):
             return (super().forward(x),)
 
     model, x = Flat(3, 2).requires_grad_(False), plain(4, 3)
-    function = aotgrad.aot_module_simplified(model, (x,), aotgrad.nop)
+    function = aotgrad.aot_module_simplified(model, (x,), compiler)
     assert not function(x)[0].requires_grad
     model.requires_grad_(True)
     function(x)[0].sum().backward()
     assert torch.equal(model.bias.grad, torch.full((2,), 4.0))
 
 
-def test_a_simplified_module_that_was_compiled_under_no_grad() -> None:
+@simplified_by
+def test_a_simplified_module_that_was_compiled_under_no_grad(compiler) -> None:
     x, y = leaf(3), leaf(3)
     with torch.no_grad():
-        function = aotgrad.aot_module_simplified(Product(), (x, y), aotgrad.nop)
+        function = aotgrad.aot_module_simplified(Product(), (x, y), compiler)
         assert not function(x, y)[0].requires_grad
     function(x, y)[0].sum().backward()
     assert torch.equal(x.grad, y) and torch.equal(y.grad, x)
@@ -658,10 +663,11 @@ class Written(nn.Module):
         return (x + y,)
 
 
+@simplified_by
 @pytest.mark.parametrize("module", [Product(), Written()], ids=["read", "written"])
-def test_a_simplified_module_for_one_tensor_that_gets_two(module) -> None:
+def test_a_simplified_module_for_one_tensor_that_gets_two(module, compiler) -> None:
     x = plain(3)
-    function = aotgrad.aot_module_simplified(module, (x, x), aotgrad.nop)
+    function = aotgrad.aot_module_simplified(module, (x, x), compiler)
     for make in (lambda: (plain(3), plain(3)), lambda: (plain(3),) * 2):
         torch.manual_seed(1)
         expected_args = make()
