@@ -10,7 +10,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
@@ -24,8 +23,7 @@ def with_symbolic_results(function: Callable, dims: Mapping[int, frozenset[int]]
     @functools.wraps(function)
     def call(*args: Any) -> Any:
         results = function(*args)
-        for position, symbolic in dims.items():
-            torch_compat.keep_symbolic(results[position], symbolic)
+        torch_compat.keep_symbolic(results, dims)
         return results
 
     return call
@@ -34,6 +32,5 @@ def with_symbolic_results(function: Callable, dims: Mapping[int, frozenset[int]]
 def symbolic_dims_of_results(graph: fx.Graph) -> dict[int, frozenset[int]]:
     """The symbolic dimensions of the results of Dynamo's graph, by position."""
     (results,) = graph.output_node().args
-    values = [node.meta.get("example_value") if isinstance(node, fx.Node) else None for node in results]  # type: ignore
-    found = {k: torch_compat.symbolic_dims(value) for k, value in enumerate(values) if isinstance(value, torch.Tensor)}
-    return {k: dims for k, dims in found.items() if dims}
+    values = (node.meta.get("example_value") if isinstance(node, fx.Node) else None for node in results)  # type: ignore
+    return torch_compat.symbolic_dims_by_position(values)

@@ -379,8 +379,7 @@ def keep_saved_symbolic(ctx: Any) -> None:
     """Let the sizes of saved tensors be symbolic in the graph of compiled autograd, as those of the node are."""
     saved = torch_compat.saved_tensors_without_hooks(ctx) if ctx.sizes and ctx.kept is None else None
     if saved is not None:
-        for position, dims in ctx.backward.symbolic_dims_of_saved:
-            torch_compat.keep_symbolic(saved[position], dims)
+        torch_compat.keep_symbolic(saved, ctx.backward.symbolic_dims_of_saved)
 
 
 def function_with_graph(node: InlinedBackward) -> type[torch.autograd.Function]:

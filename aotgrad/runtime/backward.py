@@ -329,11 +329,10 @@ class Backward:
         return of_kind(self.variants.full.signature.inputs, Saved)
 
     @functools.cached_property
-    def symbolic_dims_of_saved(self) -> tuple[tuple[int, frozenset[int]], ...]:
-        """The saved tensors with symbolic sizes, by position, and these dimensions."""
-        values = [self.variants.full.placeholders[slot].meta["val"] for slot in self.saved_slots]
-        found = ((k, torch_compat.symbolic_dims(value)) for k, value in enumerate(values))
-        return tuple((k, dims) for k, dims in found if dims)
+    def symbolic_dims_of_saved(self) -> dict[int, frozenset[int]]:
+        """The symbolic dimensions of the saved tensors, by position."""
+        values = (self.variants.full.placeholders[slot].meta["val"] for slot in self.saved_slots)
+        return torch_compat.symbolic_dims_by_position(values)
 
     def saved_needed(self, key: VariantKey) -> tuple[int, ...] | None:
         """The positions of the saved tensors that a variant unpacks; `None` for all."""

@@ -624,6 +624,7 @@ from aotgrad.torch_compat.shapes import (
     lacks_shape_function,
     lacks_symbolic_floats,
     symbolic_dims,
+    symbolic_dims_by_position,
 )
 from aotgrad.torch_compat.transforms import (
     VMAP_MODE,

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -57,13 +57,14 @@ def dims_marked_dynamic(tensor: torch.Tensor) -> frozenset[int]:
     return frozenset(dim for dims in marked for dim in dims)
 
 
-def keep_symbolic(tensor: torch.Tensor, dims: frozenset[int]) -> None:
-    """Let Dynamo take some dimensions as symbolic in the next graph that reads a tensor. No guard reads the mark.
+def keep_symbolic(tensors: Sequence[Any], dims: Mapping[int, frozenset[int]]) -> None:
+    """Let Dynamo take `dims`, by the position of a tensor, as symbolic in the next graph that reads it.
 
-    A torch that does not know the name ignores it.
+    No guard reads the mark. A torch that does not know the name ignores it.
     """
-    marked: Any = tensor
-    marked._dynamo_propagated_dynamic_indices = {*getattr(tensor, "_dynamo_propagated_dynamic_indices", ()), *dims}
+    for position, symbolic in dims.items():
+        marked = tensors[position]
+        marked._dynamo_propagated_dynamic_indices = {*getattr(marked, "_dynamo_propagated_dynamic_indices", ()), *symbolic}
 
 
 def tracing_context() -> TracingContext | None:

@@ -163,6 +163,12 @@ def symbolic_dims(tensor: torch.Tensor) -> frozenset[int]:
     return frozenset(dim for dim, size in enumerate(tensor.size()) if not isinstance(size, int))
 
 
+def symbolic_dims_by_position(values: Iterable[Any]) -> dict[int, frozenset[int]]:
+    """The symbolic dimensions of those traced tensors among `values` that have any."""
+    found = {k: symbolic_dims(value) for k, value in enumerate(values) if isinstance(value, torch.Tensor)}
+    return {k: dims for k, dims in found.items() if dims}
+
+
 def has_unknown_sizes(tensor: torch.Tensor) -> bool:
     """Whether a size, stride or offset of a traced tensor depends on data."""
     return has_symbolic_shape(tensor) and bool(free_unbacked_symbols(tensor))

@@ -117,8 +117,8 @@ def test_sizes_that_stay_symbolic():
         return module.forward
 
     x = torch.ones(3, 4)
-    compat.keep_symbolic(x, frozenset((0,)))
-    compat.keep_symbolic(x, frozenset((1,)))
+    compat.keep_symbolic([None, x], {1: frozenset((0,))})
+    compat.keep_symbolic([x], {0: frozenset((1,))})
     torch.compile(torch.sin, backend=record)(x)
     assert sizes == [[torch.SymInt] * 2 if compat.can_inline() else []]
 

@@ -20,6 +20,7 @@ def test_dynamic_sizes_are_symbolic_except_zero_and_one(fake_mode):
     assert (type(fake.size(1)), type(fake.size(2))) == (int, int)
     assert compat.has_symbolic_shape(fake)
     assert compat.symbolic_dims(fake) == {0} and not compat.symbolic_dims(torch.ones(2))
+    assert compat.symbolic_dims_by_position([3, torch.ones(2), fake]) == {2: {0}}
     assert not compat.has_symbolic_shape(torch.ones(2))
 
 
