@@ -88,8 +88,7 @@ class KeptCalls:
             name = place_in_call(path)
             if isinstance(node, fx.Node):
                 names[node] = also_named(names.get(node), name)
-            if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                edge = torch_compat.gradient_edge(leaf)
+            if isinstance(leaf, torch.Tensor) and (edge := torch_compat.gradient_edge_if_any(leaf)) is not None:
                 edges[edge] = also_named(edges.get(edge), name)
         args, kwargs = pytree.tree_unflatten(nodes, spec)
         kinds = {leaf.device.type for _, leaf in leaves if isinstance(leaf, torch.Tensor)}

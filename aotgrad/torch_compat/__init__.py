@@ -98,6 +98,7 @@ from aotgrad.torch_compat.autograd import (
     gets_zeros,
     global_module_hooks,
     gradient_edge,
+    gradient_edge_if_any,
     graph_is_retained,
     has_saved_tensor_hooks,
     hidden_saved_tensor_hooks,

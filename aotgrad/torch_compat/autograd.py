@@ -34,6 +34,13 @@ def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
     return edge.node, edge.output_nr
 
 
+def gradient_edge_if_any(tensor: torch.Tensor) -> tuple[Any, int] | None:
+    """`gradient_edge`, if there is one: a view of a leaf that was made under `no_grad` requires grad and has no node."""
+    with contextlib.suppress(AssertionError):
+        return gradient_edge(tensor) if tensor.requires_grad else None
+    return None
+
+
 def pop_hooks(tensor: torch.Tensor) -> list[Callable]:
     """Remove and return the gradient hooks of a tensor."""
     return _emptied(tensor._backward_hooks)

@@ -456,6 +456,19 @@ def test_what_graphs_return_reads_like_what_they_take():
     assert texts == [("forward", ["primal 0", "primal 1"], ["output 0", "saved primals_1", "saved primals_2"])]
 
 
+@both_frontends
+def test_a_view_of_a_leaf_that_was_made_under_no_grad(dynamo):
+    def function(x, w):
+        with torch.no_grad():
+            view = x[None]
+            first = F.linear(view, w)
+        return first, F.linear(view, w).sin(), F.linear(x, w)
+
+    backend = Keeping()
+    assert_like_eager(function, backend, tensors((3, 4), (5, 4)), dynamo=dynamo)
+    assert backend.kept() == ["linear"] * 3 and backend.kept("backward") == ["linear_backward"] * 2
+
+
 def test_a_hook_on_a_result():
     def function(x, w):
         y = F.linear(x, w)

@@ -301,6 +301,11 @@ def test_where_a_gradient_arrives():
     x = torch.ones(2, requires_grad=True)
     first, second = x.unbind()
     assert compat.gradient_edge(second) == (first.grad_fn, 1)
+    with torch.no_grad():
+        view = x[None]
+    assert view.requires_grad and compat.gradient_edge_if_any(view) is None
+    assert compat.gradient_edge_if_any(x) == compat.gradient_edge(x)
+    assert compat.gradient_edge_if_any(x.detach()) is None
 
 
 def test_nodes_that_save_a_value_run_once():
