@@ -195,6 +195,27 @@ FACTORIES = (bool, dict, float, int, list, set, str, tuple)
 """What a defaultdict in a file may call: torch would import and call whatever the file names."""
 
 
+RETURN_TYPES: Mapping[str, type] = {
+    f"torch.return_types.{kind.__name__}": kind for kind in torch.return_types.all_return_types
+}
+"""What ops with named results return. Torch gives these types no name as pytrees."""
+
+
+def name_of_container(kind: type) -> str:
+    """The name that leads back to a type of container.
+
+    Raises:
+        NotSerializable: there is none. Types that were registered without a name all have the same one.
+    """
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if RETURN_TYPES.get(name) is kind:
+        return name
+    known = pytree.SUPPORTED_SERIALIZED_TYPES.get(kind)
+    if known is None or pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(known.serialized_type_name) is not kind:
+        raise NotSerializable(f"a result in a {kind.__qualname__}, which has no name as a pytree")
+    return known.serialized_type_name
+
+
 def spec_form(spec: pytree.TreeSpec | None) -> Any:
     """The structure of a nested value: `None` for a leaf, else its registered type, its context and its parts.
 
@@ -204,14 +225,15 @@ def spec_form(spec: pytree.TreeSpec | None) -> Any:
     assert spec is not None, "the function was traced"
     if spec.is_leaf():
         return None
-    known = pytree.SUPPORTED_SERIALIZED_TYPES.get(spec.type)
-    if known is None or not isinstance(known.serialized_type_name, str):
-        raise NotSerializable(f"a result in a {spec.type.__qualname__}, which has no name as a pytree")
+    name = name_of_container(spec.type)
     if spec.type is defaultdict and spec.context[0] not in FACTORIES:
         raise NotSerializable("a result in a defaultdict whose factory is no type of Python's own")
-    to_plain = known.to_dumpable_context
-    context = spec.context if to_plain is None else to_plain(spec.context)
-    return (known.serialized_type_name, context, tuple(map(spec_form, spec.children())))
+    to_plain = pytree.SUPPORTED_SERIALIZED_TYPES[spec.type].to_dumpable_context
+    try:
+        context = spec.context if to_plain is None else to_plain(spec.context)
+    except NotImplementedError:  # a class of named tuples, which is the context of `namedtuple`
+        raise NotSerializable(f"a result in a {spec.context.__qualname__}, which has no name as a pytree") from None
+    return (name, context, tuple(map(spec_form, spec.children())))
 
 
 def spec_of_form(form: Any) -> pytree.TreeSpec:
@@ -219,7 +241,7 @@ def spec_of_form(form: Any) -> pytree.TreeSpec:
     if form is None:
         return pytree.tree_structure(0)
     name, context, parts = form
-    kinds: Mapping[str, type] = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE
+    kinds: Mapping[str, type] = {**pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE, **RETURN_TYPES}
     if name not in kinds:
         raise ShippingError(f"a result contains a {name}, which this process does not know: import its library before")
     if kinds[name] is defaultdict and not names_factory(context):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 
 import aotgrad
 from aotgrad.errors import NoPlanError
@@ -102,6 +103,17 @@ def test_uses_of_a_loaded_function(name, dynamic, backend, tmp_path):
     loaded = aotgrad.load(tmp_path / "plans", trust=True)
     for use in uses:
         torch.testing.assert_close(use(loaded), use(function))
+
+
+@pytest.mark.parametrize("function", [torch.sort, lambda x: [x.sin(), {"best": x.max(0)}]])
+def test_named_results_of_ops(function, tmp_path):
+    x, path = torch.randn(3, 4), tmp_path / "plans"
+    compiled = aotgrad.aot_function(function, "eager")
+    compiled(x)
+    aotgrad.save(compiled, path)
+    found, wanted = aotgrad.load(path)(x), function(x)
+    assert pytree.tree_structure(found) == pytree.tree_structure(wanted)
+    torch.testing.assert_close(pytree.tree_leaves(found), pytree.tree_leaves(wanted))
 
 
 @pytest.mark.parametrize("use", [same, overlapping])

@@ -7,9 +7,11 @@ import hashlib
 import json
 import pickle
 import zipfile
+from typing import NamedTuple
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -107,6 +109,24 @@ def hooks_its_argument(x):
     return x.sin() * 2
 
 
+class Pair(NamedTuple):
+    one: torch.Tensor
+    other: torch.Tensor
+
+
+class Box:
+    def __init__(self, value):
+        self.value = value
+
+
+class OtherBox(Box):
+    """Registered without a name, as `Box` is: torch gives both the same one."""
+
+
+for kind in (Box, OtherBox):
+    pytree.register_pytree_node(kind, lambda box: ([box.value], None), lambda values, _, kind=kind: kind(*values))
+
+
 @pytest.mark.parametrize(
     ("function", "options", "arguments", "message"),
     [
@@ -120,6 +140,8 @@ def hooks_its_argument(x):
             "symbolic sizes of arguments that share memory",
         ),
         (hooks_its_argument, {}, (), "it contains the function hooks_its_argument"),
+        (lambda x: Box(x.sin() * 2), {}, (), "a result in a Box, which has no name as a pytree"),
+        (lambda x: Pair(x.sin() * 2, x + 1), {}, (), "a result in a Pair, which has no name as a pytree"),
     ],
 )
 def test_what_no_file_contains(function, options, arguments, message, tmp_path):
