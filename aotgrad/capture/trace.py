@@ -488,6 +488,7 @@ def observe(
         torch_compat.report_backwards(trace.inner_backward),
         torch_compat.noted_materialization(),
         torch_compat.refused_parallel_modules(),
+        torch_compat.separate_results_of_scans(),
     ):
         yield Observers(assignments, reshapes, hooks, views, joins)
 

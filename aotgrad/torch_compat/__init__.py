@@ -47,6 +47,7 @@ casting_kernels     kernels that call ops of autocast
 fused_optimizers    fused updates as functional ops
 jagged_attention    attention on jagged tensors
 zero_tensors        zero tensors with symbolic sizes
+scans               the steps of scans that are differentiated
 
 Ops, graphs and other parts of torch:
 
@@ -606,6 +607,7 @@ from aotgrad.torch_compat.refusals import (
     share_elements,
     views_across_gaps,
 )
+from aotgrad.torch_compat.scans import separate_results_of_scans
 from aotgrad.torch_compat.shapes import (
     NEED_STATIC_SIZES,
     AskingShapeEnv,
