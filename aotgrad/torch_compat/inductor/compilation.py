@@ -207,15 +207,16 @@ def _inductor_settings() -> dict[str, Any]:
 def inductor_context(fake_mode: FakeTensorMode, mode: str, /, **settings: Any) -> Iterator[None]:
     """The context that Inductor runs in: the fake mode, a tracing context, and its configuration.
 
-    Its fallbacks run ops on fake tensors; the fake mode accepts the real constants of the graph.
+    Its fallbacks run ops on fake tensors; the fake mode accepts the real constants of the graph. Its passes turn a scan into
+    a loop with a counter, and read the counter as a symbolic number.
     """
     from torch._inductor import config, list_mode_options
     from torch._inductor.virtualized import V
 
     patches = {} if mode == "default" else list_mode_options(mode)
     context = TracingContext.try_get() or TracingContext(fake_mode)
-    real_constants = mock.patch.object(fake_mode, "allow_non_fake_inputs", True)
-    with tracing(context), V.set_fake_mode(fake_mode), config.patch({**patches, **settings}), real_constants:
+    accepted = mock.patch.multiple(fake_mode, allow_non_fake_inputs=True, allow_scalar_outputs=True)
+    with tracing(context), V.set_fake_mode(fake_mode), config.patch({**patches, **settings}), accepted:
         yield
 
 
