@@ -85,8 +85,11 @@ _version_getter = torch.Tensor._version.__get__
 
 
 def raise_version(tensor: torch.Tensor, version: int | None, bumps: int) -> None:
-    """Set the version counter to `version + bumps`, as if that many in-place ops had run since."""
-    if version is not None:
+    """Set the version counter to `version + bumps`, as if that many in-place ops had run since.
+
+    A result that a plan makes in inference mode has none, although the plan knows its version.
+    """
+    if version is not None and not tensor.is_inference():
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version + bumps,))
 
 

@@ -130,6 +130,13 @@ def mutation_under_inference_mode(x):
     return x.sin()
 
 
+@CASES.add(lambda: (plain(3),), around=torch.inference_mode)
+def changed_result_under_inference_mode(x):
+    y = torch.zeros_like(x)
+    y.add_(x)
+    return y * 2, y
+
+
 @CASES.add(lambda: (leaf(4, 3),), around=torch.inference_mode)
 def views_under_inference_mode(x):
     y = x * 2
