@@ -24,11 +24,11 @@ from aotgrad import torch_compat
 from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
 from aotgrad.capture.undo import kept_random_states, restored_assignments, restored_tensors
 from aotgrad.capture.values import Prologue, fake_of, node_of
-from aotgrad.eager_calls.call import CALLS, KNOWN, Differentiation, EagerCall, Invocation
+from aotgrad.eager_calls.call import KNOWN, Differentiation, EagerCall, Invocation
 from aotgrad.eager_calls.forms import DenseForm, SizeNumbers, Structure
 from aotgrad.eager_calls.mark import Untraced, recorded_applications, recorded_by
 from aotgrad.eager_calls.modules import modules_among, tensors_of_modules, without_assignments
-from aotgrad.eager_calls.ops import CALL, Recorded, SizedCall
+from aotgrad.eager_calls.ops import CALL, Recorded, SizedCall, called_by
 from aotgrad.eager_calls.wrappers import WrapperParts, tensors_in_parts
 from aotgrad.errors import CaptureError, EagerCallError
 from aotgrad.graph.copies import copy_node
@@ -297,7 +297,7 @@ class Examples(Prologue):
     def _copy(self, node: fx.Node) -> fx.Node:
         if node.target is not CALL:
             return super()._copy(node)
-        with unobserved_run(CALLS[node.args[0]].invocation.name):  # pyright: ignore[reportArgumentType]
+        with unobserved_run(called_by(node).invocation.name):
             return self._run(copy_node(self.graph, node, self._copies.__getitem__))
 
 

@@ -8,6 +8,8 @@ to it. If the function returns to it, as a checkpoint does in the backward, the 
     first = torch.rand(3)                 its node has meta["draw"] = 0
     torch.set_rng_state(state)
     again = torch.rand(3)                 this one, too: a pass merges the two
+
+A function that is not traced may draw, too. It cannot start from a state that an earlier draw has used.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.eager_calls.ops import CALL, called_by
 from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 
@@ -44,6 +47,7 @@ class WatchedGenerator(torch_compat.StandInGenerator):
         self._saved: list[tuple[torch.Tensor, list[fx.Node], int | None]] = []
         self._seen: set[fx.Node] = set()
         self._strays = False
+        self._repeated_calls: list[fx.Node] = []
         self.begin()
 
     def begin(self) -> None:
@@ -99,6 +103,20 @@ class WatchedGenerator(torch_compat.StandInGenerator):
         if any(id(value) in states for value in values):
             reject_state()
 
+    def reject_repeated_calls(self) -> None:
+        """Raise if a function that is not traced repeats a draw, or its draw is repeated.
+
+        Raises:
+            CaptureError
+        """
+        if self._repeated_calls:
+            name = called_by(self._repeated_calls[0]).invocation.name
+            raise CaptureError(
+                f"{name}, which is not traced, draws random numbers, and torch.utils.checkpoint, or a state of the random "
+                "generator that is set, repeats the draw; call it outside of the checkpoint, or draw outside and pass the "
+                "numbers"
+            )
+
     def _is_traced(self) -> bool:
         return threading.get_ident() == self._thread
 
@@ -118,6 +136,7 @@ class WatchedGenerator(torch_compat.StandInGenerator):
             self._strays = True
             return
         if self._position < len(self._timeline):
+            self._repeated_calls += (each for each in (node, self._timeline[self._position]) if each.target is CALL)
             node.meta[DRAW] = self._timeline[self._position].meta.setdefault(DRAW, next(self._numbers))
         else:
             self._strays |= self._timeline is not self._newest
@@ -127,6 +146,8 @@ class WatchedGenerator(torch_compat.StandInGenerator):
 
 def draws_on(node: fx.Node, device: torch.device) -> bool:
     """Whether an op draws random numbers from the default generator of a device."""
+    if node.target is CALL:
+        return device in called_by(node).draws
     return op_table.is_random(node.target) and op_table.drawing_device(node) == device
 
 
@@ -156,6 +177,8 @@ class WatchedGenerators:
         seeds = [generator.real.initial_seed() for generator in self._each]
         with torch_compat.replaced_generators(self._each):
             yield
+        for generator in self._each:
+            generator.reject_repeated_calls()
         is_seeded = [generator.real.initial_seed() for generator in self._each] != seeds
         if is_seeded or not all(generator.follows_the_graph for generator in self._each):
             reject_state()

@@ -211,6 +211,7 @@ class EagerCall:
         differentiable: which outputs have a gradient.
         gradients: for each output, the inputs that get a gradient from it.
         kept_inputs, kept_outputs: those that the autograd graph has saved, so that nobody may change them.
+        draws: the devices whose default generators the function draws from.
     """
 
     number: int
@@ -224,6 +225,7 @@ class EagerCall:
     gradients: tuple[frozenset[int], ...]
     kept_inputs: tuple[int, ...]
     kept_outputs: tuple[int, ...]
+    draws: frozenset[torch.device]
 
     @classmethod
     def learn(cls, invocation: Invocation | Differentiation, examples: Sequence[torch.Tensor]) -> EagerCall:
@@ -232,10 +234,13 @@ class EagerCall:
         Raises:
             CaptureError: it cannot be a part of a graph.
         """
+        generators = torch_compat.default_generators()
+        states = [generator.get_state() for generator in generators]
         try:
             run = invocation.run(examples, range(len(examples)), looks_closely=True)
         except EagerCallError as error:
             raise CaptureError(str(error)) from error
+        moved = [not torch.equal(each.get_state(), state) for each, state in zip(generators, states, strict=True)]
         changed = changed_among(run.writes)
         tape = run.tape(changed)
         if tape.closes_over_a_leaf():
@@ -256,6 +261,7 @@ class EagerCall:
             tuple(tape.inputs_reached(k) for k in range(len(tape.results))),
             tuple(k for k in kept_among(run.arguments, kept) if k not in changed),
             kept_among(tape.results, kept),
+            frozenset(each.device for each, has_moved in zip(generators, moved, strict=True) if has_moved),
         )
         CALLS[call.number] = call
         return call

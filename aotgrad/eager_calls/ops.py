@@ -81,6 +81,12 @@ def is_eager_call(target: Any) -> bool:
     return target in (CALL, CALL_RESULTS, CALL_BACKWARD)
 
 
+def called_by(node: fx.Node) -> EagerCall:
+    """The call that a node of `CALL` makes."""
+    number: Any = node.args[0]
+    return CALLS[number]
+
+
 def reasons_of_eager_calls(graph: fx.Graph) -> dict[fx.Node, str]:
     """The calls in a graph, and their backwards, with the reasons why their functions are not traced."""
     nodes = (node for node in graph.nodes if node.op == "call_function" and is_eager_call(node.target))

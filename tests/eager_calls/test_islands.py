@@ -484,3 +484,51 @@ def test_explain_lists_the_islands(backend):
         ("backward", "eager_call_backward"),
     ]
     assert {row.reason for row in report.islands} == {"NumpySin is not traced: it turns a tensor into a NumPy array"}
+
+
+@aotgrad.island
+def noisy(x):
+    return x * torch.rand_like(x)
+
+
+def within_a_fork(x):
+    with torch.random.fork_rng(devices=[]):
+        return noisy(x.cos())
+
+
+REPEATED = {
+    "in a checkpoint": lambda x: checkpoint(lambda y: noisy(y).sin(), x, use_reentrant=False),
+    "beside another draw": lambda x: checkpoint(lambda y: noisy(torch.rand_like(y) * y).sin(), x, use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_a_draw_that_a_checkpoint_repeats_is_refused(name):
+    with pytest.raises(CaptureError, match="noisy, which is not traced, draws random numbers, and torch"):
+        compiled(REPEATED[name])(leaf())
+
+
+def test_a_draw_that_is_undone_is_refused():
+    with pytest.raises(CaptureError, match="seeds the random generator or sets its state"):
+        compiled(within_a_fork)(leaf())
+
+
+DRAWN = {
+    "again without the state": lambda x: checkpoint(
+        lambda y: noisy(y).sin(), x, use_reentrant=False, preserve_rng_state=False
+    ),
+    "outside of the checkpoint": lambda x: (
+        checkpoint(lambda y: (torch.rand_like(y) * y).sin(), noisy(x), use_reentrant=False) * noisy(x)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_draws_beside_a_checkpoint(name):
+    def drawn(function):
+        x = leaf()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            return torch.autograd.grad(function(x).sum(), x), torch.rand(2)
+
+    torch.testing.assert_close(drawn(compiled(DRAWN[name])), drawn(DRAWN[name]))

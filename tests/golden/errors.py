@@ -1577,6 +1577,14 @@ def island_that_calls_backward():
 
 
 @error_case
+def island_that_draws_in_a_checkpoint():
+    """A function that is not traced draws random numbers, which a checkpoint draws again in the backward."""
+    noisy = aotgrad.island(lambda x: x * torch.rand_like(x))
+    noise = functools.partial(torch.utils.checkpoint.checkpoint, lambda y: noisy(y).sin(), use_reentrant=False)
+    aotgrad.aot_function(noise, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
 def island_that_changes_an_argument_later():
     """A function that is not traced changes an argument in a later call only."""
     calls = []
