@@ -228,14 +228,43 @@ class NodeSteps:
 
     @functools.cached_property
     def written_at(self) -> dict[int, int]:
-        """The inputs that segments pass gradients on through, or through views of, and before which node each is written."""
+        """The inputs that are written before a node: before the first if possible, and as early as gradients need them.
+
+        Segments pass gradients on through some of them, or through views of them.
+        """
+        first = len(self.segments) - 1
         needed = [(index, number) for number in range(len(self.segments)) for index in self.updated_inputs(number)]
         needed += [(self.meta.input_behind(view), number) for view, number in self.made_at.items()]
+        needed += [(index, first) for index in range(len(self.inputs)) if self.segments and self.may_be_written_first(index)]
         written: dict[int, int] = {}
         for index, number in needed:
             for changed in self.changed_with(index) if index is not None else ():
                 written[changed] = max(number, written.get(changed, number))
         return written
+
+    def may_be_written_first(self, index: int) -> bool:
+        """Whether an input can be written before any node: it has no history, and nothing saves its old value.
+
+        Saved-tensor hooks should see what is written. They may also end the call, as the one of a checkpoint that has all
+        that it needs does; by then, eager has written. Inputs with one version counter are written together.
+        """
+        groups = (set(group) for group in self.capture.convention.shared_versions if index in group)
+        return is_changed(self.meta.inputs[index]) and all(map(self.has_no_history, {index}.union(*groups)))
+
+    def has_no_history(self, index: int) -> bool:
+        """Whether no node depends on when an input is written, if it is."""
+        spec, info = self.capture.inputs[index], self.meta.inputs[index]
+        if not isinstance(spec, TensorInput) or info is None or self.inputs[index] in self.saved_inputs:
+            return False
+        moves = info.mutation.metadata or index in self.capture.assigned
+        return not is_changed(info) or not (moves or spec.requires_grad or info.carries_gradient)
+
+    @functools.cached_property
+    def saved_inputs(self) -> set[str | None]:
+        """The inputs whose memory is saved as it was before the call."""
+        results, nodes = self.results, self.results.result_nodes
+        owners = (memory_owner(nodes[slot]) for slot in results.saved if slot not in results.copied_inputs)
+        return {results.primal_names.get(owner) for owner in owners}
 
     def changed_with(self, index: int) -> list[int]:
         """The inputs that recreate the history of input `index` when they are written: itself, and others in its memory."""

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts, set_che
 
 import aotgrad
 
-from .against_eager import COMPILERS, compiled
+from .against_eager import ALL, COMPILERS, compiled
 from .test_backward_effects import (
     EVERY,
     WITHOUT_DYNAMO,
@@ -663,3 +663,23 @@ def test_reentrant_without_an_argument_that_requires_grad(backend: str) -> None:
         return reentrant(lambda h: h.exp() * x, buffer) + x
 
     assert_alike(function, retained, x_and_buffer, backend)
+
+
+# --- A region that is compiled -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_a_compiled_region_that_is_recomputed_counts_again(backend: str) -> None:
+    """Eager stops the recomputation when the region saves the last value, by an error; it has counted by then."""
+
+    def region(x, buffer):
+        buffer.add_(1)
+        return x.sin().exp()
+
+    def results(function: Callable) -> list[Tensor]:
+        torch.manual_seed(0)
+        x, buffer = x_and_buffer()
+        checkpoint(lambda x: function(x, buffer), x).sum().backward()
+        return [buffer, x.grad]
+
+    torch.testing.assert_close(results(compiled(region, backend)), results(region))

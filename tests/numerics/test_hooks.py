@@ -461,3 +461,35 @@ def test_saved_tensors_on_disk(halves, tmp_path):
     found = gradients(aotgrad.aot_function(trunk_and_heads, halves))
     assert list(tmp_path.iterdir())
     assert_matches(found, gradients(trunk_and_heads), halves)
+
+
+def reads_a_written_buffer(x: Tensor, buffer: Tensor) -> Tensor:
+    buffer.add_(1)
+    return (buffer * x.sin()).sum()
+
+
+def reads_written_slices(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    one.add_(1)
+    other.mul_(3)
+    return (one * x.sin() + other * x.cos()).sum()
+
+
+def whole(buffer: Tensor) -> tuple[Tensor, ...]:
+    return (buffer,)
+
+
+def in_slices(buffer: Tensor) -> tuple[Tensor, ...]:
+    return (buffer[:1], buffer[1:])
+
+
+@pytest.mark.parametrize("backend", ALL)
+@pytest.mark.parametrize(("function", "parts"), [(reads_a_written_buffer, whole), (reads_written_slices, in_slices)])
+def test_saved_tensor_hooks_that_copy_see_what_is_written(function: Callable, parts: Callable, backend: str):
+    def gradient(function: Callable) -> Tensor:
+        x, _ = leaves()
+        with torch.autograd.graph.saved_tensors_hooks(Tensor.clone, Tensor.clone):
+            loss = function(x, *parts(torch.ones(2, 1, 1, dtype=torch.double)))
+        loss.backward()
+        return x.grad
+
+    torch.testing.assert_close(gradient(compiled(function, backend)), gradient(function))
