@@ -165,16 +165,19 @@ def sequence_nr_of_running_node() -> int | None:
 
 @contextlib.contextmanager
 def report_backwards(around: Callable[[Any, Any], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """In this thread, run `backward()` and `autograd.grad` within `around(outputs, gradients)`: what they start from."""
+    """In this thread, run `backward()` and `autograd.grad` within `around(outputs, gradients)`: what they start from.
+
+    They free nothing, even if told to: a result may depend on what they would free, and its gradient is traced later.
+    """
     from unittest import mock
 
     thread, run = threading.get_ident(), torch.autograd._engine_run_backward
 
-    def reported(outputs: Any, gradients: Any, *others: Any, **settings: Any) -> Any:
+    def reported(outputs: Any, gradients: Any, retains: Any, *others: Any, **settings: Any) -> Any:
         if threading.get_ident() != thread:
-            return run(outputs, gradients, *others, **settings)
+            return run(outputs, gradients, retains, *others, **settings)
         with around(outputs, gradients):
-            return run(outputs, gradients, *others, **settings)
+            return run(outputs, gradients, True, *others, **settings)
 
     with mock.patch.object(torch.autograd, "_engine_run_backward", reported):
         yield

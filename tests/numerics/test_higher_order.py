@@ -786,6 +786,21 @@ def test_a_gradient_taken_inside_the_region(halves) -> None:
         torch.testing.assert_close(actual, wanted)
 
 
+def test_a_result_whose_graph_a_gradient_inside_the_region_frees(halves) -> None:
+    """Eager raises where the gradient of the result is computed. Nobody has to ask for it."""
+
+    def slope_and_curvature(x, keep=None):
+        (slope,) = torch.autograd.grad((x.tanh() * x).sum(), x, create_graph=True)
+        (curvature,) = torch.autograd.grad(slope.sum(), x, retain_graph=keep)
+        return slope, curvature
+
+    (x,) = doubles((3,))
+    actual, wanted = aotgrad.aot_function(slope_and_curvature, halves)(x), slope_and_curvature(x, keep=True)
+    gradients = (torch.autograd.grad(slope.exp().sum(), x) for slope, _ in (actual, wanted))
+    for result, expected in zip((*actual, *next(gradients)), (*wanted, *next(gradients)), strict=True):
+        torch.testing.assert_close(result, expected)
+
+
 @pytest.mark.parametrize("backend", ALL)
 def test_derivatives_of_a_sparse_gradient(backend: str) -> None:
     index = torch.tensor([0, 2, 2])
