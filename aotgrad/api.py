@@ -41,7 +41,7 @@ from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.pipeline import Compiler, Executable, SmallGraph, Source, TracedJoint
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.assigned_state import AssignedResult, reject_assigned_state
-from aotgrad.plan_cache.binding import BoundModule, PlainFunction, has_state, module_call, state_of
+from aotgrad.plan_cache.binding import BoundModule, PlainFunction, module_call
 from aotgrad.plan_cache.cache import PlanCache, tensors_to_copy
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.compile import reject_unknown_parts, wrapped_gradient_form
@@ -115,23 +115,24 @@ def aot_function(
 def function_with(cache: PlanCache, fn: Callable, num_params_buffers: int = 0) -> Callable:
     """The function whose calls find their plans in `cache`; see `aot_function`."""
     transformed = Dispatch(cache)
-    calls = PlainFunction(cache, fn, state_of(fn), num_params_buffers)
-    plain = {} if has_state(fn) else cache.plain
+    calls = PlainFunction.of(cache, fn, num_params_buffers)
+    plain, read_state = cache.plain, calls.state.read
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return fn(*args, **kwargs)
-        if not kwargs:
-            for usual in plain.get(len(args), ()):
-                if usual.admits(args):
+        if not kwargs and (paths := plain.get(len(args))):
+            state = read_state()
+            for usual in paths:
+                if usual.state is state and usual.admits(args):
                     tensors = list(args)
                     del args  # only the list holds them now, so each is freed at its last use
                     return usual.run(tensors)
         arguments = Arguments.of(args, kwargs)
         if cache.runs_eagerly(arguments.tensors):
-            return transformed.call(fn, arguments, calls.state())
-        return cache.run(cache.plan_for(Call(fn, arguments, num_params_buffers, calls.state())))
+            return transformed.call(fn, arguments, calls.ambient_state())
+        return cache.run(cache.plan_for(calls.call_with(arguments)))
 
     function: Any = compiled
     function.plan_cache, function.plans, function.calls, function.transformed = cache, cache.plans, calls, transformed
@@ -252,6 +253,7 @@ def module_with(
         "forward": functools.wraps(type(mod).forward)(forward),
         "__deepcopy__": deepcopy,
         "__reduce_ex__": reduce,
+        "__wrapped__": mod,
         "plan_cache": cache,
         "transformed": transformed,
         "calls": BoundModule(cache, mod, lifted),

@@ -65,6 +65,12 @@ class OpenedContexts:
 _opened: contextvars.ContextVar[OpenedContexts | None] = contextvars.ContextVar("_opened", default=None)
 
 
+def open_in_backward(make_context: MakeContextOfBackward) -> None:
+    """Trace the whole backward of the function that runs within a context."""
+    if (opened := _opened.get()) is not None:
+        opened.makers.append(make_context)
+
+
 @contextlib.contextmanager
 def rerun_context(
     make_context: Callable[[], contextlib.AbstractContextManager[Entered]],
@@ -75,8 +81,7 @@ def rerun_context(
 
     The whole backward runs within the context of `in_backward`.
     """
-    if (opened := _opened.get()) is not None:
-        opened.makers.append(in_backward)
+    open_in_backward(in_backward)
     token = _contexts.set((*_contexts.get(), make_context))
     try:
         with make_context() as entered:

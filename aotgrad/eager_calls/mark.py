@@ -72,6 +72,7 @@ def _marked(function: Callable, fake: Callable | None) -> Callable:
             return function(*args, **kwargs)
         return record(untraced, args, kwargs)
 
+    vars(call)["is_island"] = True
     return torch.compiler.disable(call)
 
 

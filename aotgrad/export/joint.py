@@ -31,7 +31,7 @@ from aotgrad.options import Options
 from aotgrad.partition import min_cut_rematerialization_partition
 from aotgrad.passes.checked import CheckedPass
 from aotgrad.pipeline import TracedJoint, assemble, lower
-from aotgrad.plan_cache.binding import BoundFunction, PlainFunction, bind, state_of
+from aotgrad.plan_cache.binding import BoundFunction, PlainFunction, bind
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compiler import make_compiler, make_tracer
@@ -257,7 +257,7 @@ def aot_export_joint_simple(
         raise ExportError("aot_export_joint_simple takes tensors; flatten the arguments first")
     backend = FunctionBackend("export", nop, decomposition_table=decompositions or {})
     cache = PlanCache(make_tracer(backend, export_options(None)), "export")
-    bound = PlainFunction(cache, func, state_of(func), num_params_buffers)
+    bound = PlainFunction.of(cache, func, num_params_buffers)
     with torch.set_grad_enabled(trace_joint and torch.is_grad_enabled()):
         plan, traced = exported_plan(bound, given, {})
     reject_shared_memory(traced)

@@ -28,7 +28,6 @@ from aotgrad.ir import TensorInput
 from aotgrad.pipeline import Compiler, TracedJoint
 from aotgrad.plan_cache.binding import PlainFunction, module_call
 from aotgrad.plan_cache.cache import PlanCache
-from aotgrad.plan_cache.call import AmbientState
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_state import LiftedModule
 from aotgrad.slots import Gradient
@@ -149,7 +148,7 @@ def numbered_results(
 ) -> dict[Any, Any]:
     """The number of each result of the joint graph of a function, see `value_numbers`."""
     cache = PlanCache(compiler, "export")
-    _, traced = joint_plan(PlainFunction(cache, function, lambda: AmbientState(function)), tuple(inputs), {})
+    _, traced = joint_plan(PlainFunction.of(cache, function), tuple(inputs), {})
     joint = traced.joint
     numbers = value_numbers(joint.module, {node: slot for slot, node in joint.placeholders.items()}, known)
     return {slot: numbers[value] if isinstance(value, fx.Node) else value for slot, value in joint.results.items()}

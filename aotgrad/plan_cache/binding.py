@@ -22,7 +22,8 @@ from aotgrad.plan_cache.arguments import Arguments, is_size
 from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.entry import CachedPlan, NoPlan
-from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments
+from aotgrad.plan_cache.function_state import FunctionState
+from aotgrad.plan_cache.module_state import LiftedModule, ModuleArguments, code_of_state
 from aotgrad.plan_cache.wrappers import WrapperArguments
 
 
@@ -58,6 +59,10 @@ class BoundFunction:
         """The name of each tensor of a call, without states."""
         raise NotImplementedError
 
+    def captures(self, state: Any) -> bool:
+        """Whether plans for a state of calls are plans for what the code of the function captures now."""
+        raise NotImplementedError
+
     def plan_for(self, *args: Any, **kwargs: Any) -> CachedPlan | NoPlan:
         """The plan that a call would run, compiled on a miss; the plan does not run, and no hit is counted."""
         call = self.call_of(args, kwargs)
@@ -76,14 +81,27 @@ class BoundFunction:
 
 @dataclass(frozen=True)
 class PlainFunction(BoundFunction):
-    """Calls of a function; `state` reads the state that they depend on."""
+    """Calls of a function; `state` is what they depend on besides their arguments."""
 
     function: Callable
-    state: Callable[[], AmbientState]
+    state: FunctionState
     static_count: int = 0
 
+    @classmethod
+    def of(cls, cache: PlanCache, function: Callable, static_count: int = 0) -> PlainFunction:
+        return cls(cache, function, FunctionState((function,)), static_count)
+
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
-        return Call(self.function, Arguments.of(args, kwargs), self.static_count, self.state())
+        return self.call_with(Arguments.of(args, kwargs))
+
+    def call_with(self, arguments: Arguments) -> Call:
+        return Call(self.function, arguments, self.static_count, self.ambient_state())
+
+    def ambient_state(self) -> AmbientState:
+        return AmbientState(self.function, self.state.read(), self.state.read)
+
+    def captures(self, state: Any) -> bool:
+        return state == self.state.read()
 
     def named_arguments(self, args: tuple, kwargs: dict[str, Any]) -> list[NamedTensor]:
         tensors = Arguments.of(args, kwargs).tensors
@@ -107,6 +125,9 @@ class BoundModule(BoundFunction):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.lifted.finish(super().__call__(*args, **kwargs))
 
+    def captures(self, state: Any) -> bool:
+        return code_of_state(state) == code_of_state(self.lifted.read()[1])
+
     def eager(self, *args: Any, **kwargs: Any) -> Any:
         return type(self.module).forward(self.module, *args, **kwargs)
 
@@ -120,7 +141,7 @@ def bind(function: Callable, cache: PlanCache) -> BoundFunction:
     function = torch_compat.uncompiled_function(function)
     if isinstance(function, nn.Module):
         return BoundModule(cache, function, LiftedModule(function, owns_attributes=True))
-    return PlainFunction(cache, function, state_of(function))
+    return PlainFunction.of(cache, function)
 
 
 def module_call(
@@ -130,24 +151,6 @@ def module_call(
     tensors, state = lifted.read_state()
     reread = functools.partial(lifted.value_with, state.names)  # a trace may find more names
     return ModuleArguments.after(tensors, args, kwargs), AmbientState(eager, state.value, reread)
-
-
-def state_of(fn: Callable) -> Callable[[], AmbientState]:
-    """A function that reads the state of calls of `fn`: the attributes of a module that `fn` is or belongs to."""
-    if not has_state(fn):
-        constant = AmbientState(fn)
-        return lambda: constant
-    lifted = LiftedModule(owner_of(fn))
-    return lambda: AmbientState(fn, lifted.read()[1], lambda: lifted.read()[1])
-
-
-def has_state(fn: Callable) -> bool:
-    """Whether calls of `fn` depend on more than their arguments: the attributes of a module."""
-    return isinstance(owner_of(fn), nn.Module)
-
-
-def owner_of(fn: Callable) -> Any:
-    return getattr(fn, "__self__", fn)
 
 
 def kind_of(tensor: torch.Tensor) -> str:

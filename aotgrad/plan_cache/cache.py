@@ -27,7 +27,7 @@ from aotgrad.passes.registry import generation_of_passes
 from aotgrad.pipeline import Compiler, SmallGraph, Traced
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
-from aotgrad.plan_cache.compile import TracedOnce, compile_plan, reject_second_run
+from aotgrad.plan_cache.compile import TracedOnce, compile_plan, with_own_graphs
 from aotgrad.plan_cache.eager_fallback import ran_eagerly
 from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
@@ -262,7 +262,7 @@ class PlanCache:
             except Exception as error:
                 return Admitted(self.after_failure(call, error, traced))
             traced.raised = None  # an earlier trace raised it, and its frames hold the arguments
-            self.add(plan, call)
+            plan = self.add(plan, call)
             return Admitted.of(plan, not plan.takes_guarded or plan.guards.check(call.tensors))
 
     def settings_for(self, call: Call) -> CompilerSettings:
@@ -295,11 +295,11 @@ class PlanCache:
         self.failed.add(failure_key(call))
         return NoPlan(FAILS)
 
-    def add(self, plan: CachedPlan, call: Call) -> None:
-        """Store a plan that was just made for a call."""
+    def add(self, plan: CachedPlan, call: Call) -> CachedPlan:
+        """Store a plan that was just made for a call. Returns the plan to run."""
         key = call.key
         if call.has_changed_its_key():
-            reject_second_run(plan)
+            plan = with_own_graphs(plan)
             key = (object(),)  # the function changes what the plan depends on: each call has to change it
         elif isinstance(call.arguments.spec, int) and not plan.output.has_wrappers:
             self.add_plain(plan, len(call.tensors), call.state.value)
@@ -307,6 +307,7 @@ class PlanCache:
         self.entries[key] = [plan, *self.entries.get(key, ())]
         if log.isEnabledFor(logging.DEBUG):
             log.debug("%s: a new plan, used if\n%s", self.name, "\n".join(f"    {line}" for line in plan.guards.lines()))
+        return plan
 
     def add_plain(self, plan: CachedPlan, count: int, state: Hashable) -> None:
         calls = FastPath.of(plan, state, generation_of_passes())

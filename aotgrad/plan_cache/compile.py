@@ -34,7 +34,7 @@ from aotgrad.pipeline import Compiler, SmallGraph, Source, Stages
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.entry import CachedPlan, NotCompiled
-from aotgrad.plan_cache.outside_modules import watched_modules
+from aotgrad.plan_cache.outside_values import watched_values
 from aotgrad.plan_cache.wrappers import WrapperArguments
 from aotgrad.subclasses.boundary import Wrappers
 from aotgrad.subclasses.bridge import GradientForm, OtherGradientForm
@@ -215,7 +215,7 @@ class FlatCall:
         args, kwargs = self.arguments.rebuild(self.dedupe.exit(distinct))
         before = Arguments.of(args, kwargs)
         wrappers = [TracedWrapper(value, end.name, end.is_leaf) for end, value in self.output.wrappers.live_arguments()]
-        with self.reads.of(distinct, wrappers), watched_modules(function_of(self.function)):
+        with self.reads.of(distinct, wrappers), watched_values(function_of(self.function)):
             result = self.function(*args, **kwargs)
         check_containers(before, Arguments.of(args, kwargs))
         return self.output.flatten(result, before.tensors)
@@ -310,17 +310,13 @@ def forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def reject_second_run(plan: CachedPlan) -> None:
-    """Raise if the function would run a second time after it changed an attribute or object in its trace.
+def with_own_graphs(plan: CachedPlan) -> CachedPlan:
+    """The plan of a function that has changed something in its trace: its graphs run, however small they are.
 
-    Raises:
-        CaptureError
+    The function itself would change that a second time.
     """
-    if isinstance(plan.executable, SmallGraph):
-        raise CaptureError(
-            "the function changes an attribute of a module or an object that it was given, and its graph is too small to be "
-            "compiled, so it would do so twice; set the option min_graph_ops to 0"
-        )
+    small = plan.executable
+    return replace(plan, executable=small.compiled) if isinstance(small, SmallGraph) else plan
 
 
 def reject_own_rules(tensors: Sequence[torch.Tensor]) -> None:

@@ -27,6 +27,7 @@ from torch import nn
 from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
+from aotgrad.guards.captured_values import Captured
 from aotgrad.guards.dictionaries import Watch, watch
 from aotgrad.guards.python_values import Identity, KnownKeys, hashable_key, is_fixed, is_plain_object
 from aotgrad.plan_cache.arguments import Arguments
@@ -207,7 +208,8 @@ class OfClasses(tuple):
 
 
 class ModuleState:
-    """All state of a module tree that a trace may read, except values of tensors: attributes, hooks, structure, classes.
+    """All state of a module tree that a trace may read, except values of tensors: attributes, hooks, structure, classes, and
+    what the methods of these capture.
 
     `value` is hashable, and equal for equal state; `is_current()` checks cheaply whether it still holds. Of the attributes
     whose `names` are given, tensors are the module's own, and not part of the state.
@@ -220,7 +222,8 @@ class ModuleState:
         watched = Watched(list(named.values()))
         watched.add_all(torch_compat.global_module_hooks())
         everywhere = tuple(tuple(map(Identity, hooks.values())) for hooks in torch_compat.global_module_hooks())
-        classes = OfClasses(class_state(kind, content) for kind in watched.classes)
+        self.captured = captured_by_module(module)
+        classes = OfClasses((self.captured.key(), *(class_state(kind, content) for kind in watched.classes)))
         parts = (own_state(part, without_tensors(path, part, names), content) for path, part in named.items())
         self.value = HashedOnce((everywhere, classes, *parts))
         self.attributes = [slot.table[slot.key] for each in tensor_attributes(module, names) for slot in each.slots]
@@ -230,7 +233,7 @@ class ModuleState:
 
     def is_current(self) -> bool:
         """Whether the state is as it was; `tensors` are those of now. Others in the same places are no other state."""
-        if not self.unchanged.holds():
+        if not (self.unchanged.holds() and (self.captured.is_empty or self.captured.is_current())):
             return False
         if not self.own.watched.hold():
             own = OwnTensors.of(self.own.tables)
@@ -245,6 +248,17 @@ class ModuleState:
         They were read with the state: a new lookup would take longer than `is_current`.
         """
         return [*self.own.tensors, *self.attributes]
+
+
+def code_of_state(value: Any) -> Sequence[Hashable]:
+    """The part of the value of a `ModuleState` that consists of code, and of what the code captures."""
+    return [part for part in value.value if isinstance(part, OfClasses)]
+
+
+def captured_by_module(module: nn.Module) -> Captured:
+    """What the methods of a module tree depend on besides the modules: globals, mostly."""
+    parts = list(module.modules())
+    return Captured.of((), parts, dict.fromkeys(map(type, parts)))
 
 
 class OwnTensors(NamedTuple):

@@ -24,7 +24,7 @@ from aotgrad.errors import NoPlanError, ShippingError
 from aotgrad.ir import SymInput
 from aotgrad.options import Options
 from aotgrad.pipeline import Compiler, Executable
-from aotgrad.plan_cache.binding import BoundModule, PlainFunction
+from aotgrad.plan_cache.binding import BoundFunction, BoundModule, PlainFunction
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.module_slots import slots_of
@@ -68,7 +68,7 @@ def save(compiled: Callable, path: str | os.PathLike[str], *, constants: bool = 
     if not isinstance(calls, (PlainFunction, BoundModule, TrainStep)):
         raise ShippingError("save takes what aot_function, aot_module or train_step has returned")
     cache, code, tensors = calls.cache, ShippedCode(), SavedTensors()
-    plans = [(key, plan) for key, found in list(cache.entries.items()) for plan in found]
+    plans = [(key, plan) for key, found in list(cache.entries.items()) for plan in found if is_present(calls, key)]
     if not plans:
         advice = f"its calls ran eagerly, {next(iter(cache.fallbacks))}" if cache.fallbacks else "call it first"
         raise ShippingError(f"{cache.name} has no plans yet, so there is nothing to save: {advice}")
@@ -176,6 +176,11 @@ def filed_plans(archive: Archive) -> Sequence[FiledPlan]:
     names = sorted((name for name in archive.members if name.startswith("plans/")), key=lambda name: (len(name), name))
     found, tensors = [archive.json(name) for name in names], LoadedTensors(archive.members)
     return [FiledPlan(data["key"], data, tensors.tensors(data["closed_over"])) for data in found]
+
+
+def is_present(calls: BoundFunction, key: tuple) -> bool:
+    """Whether a plan is for what the function captures now. One of no key, which serves one call, is refused later."""
+    return len(key) != 3 or calls.captures(key[2][0])
 
 
 def form_of_key(key: tuple) -> Mapping[str, Any]:

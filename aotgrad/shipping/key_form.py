@@ -1,7 +1,8 @@
 """The key of a call as plain data: equal in two processes for calls that share plans.
 
 In: `Call.current_key()`, hashable and of one process. Out: nested lists of text. Functions and classes count by their name,
-other objects that a key compares by identity by their kind. Code is not compared.
+other objects that a key compares by identity by their kind. Code is not compared,
+and neither is what a function captures: a file has the plans for what it was when it was saved.
 
     key_form((("module", ""), (float, "0x1.0p+0")))      [["'module'", "''"], ["float", "'0x1.0p+0'"]]
 """
@@ -17,6 +18,7 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 
 from aotgrad.guards.python_values import PLAIN
+from aotgrad.plan_cache.function_state import CapturedValues
 from aotgrad.plan_cache.module_state import HashedOnce, OfClasses
 
 
@@ -65,6 +67,7 @@ FORMS: Mapping[type, Callable[[Any], Any]] = {
     frozenset: lambda key: sorted(forms_of_items(key), key=repr),
     HashedOnce: lambda key: key_form(key.value),
     OfClasses: lambda key: "classes",
+    CapturedValues: lambda key: repr(None),
     pytree.TreeSpec: str,
     pytree.LeafSpec: str,
     types.ModuleType: lambda key: key.__name__,

@@ -80,6 +80,12 @@ class State:
         return cls(modules, optimizers, scalers, tuple(each for each in objects if isinstance(each, torch.Tensor)))
 
     @property
+    def objects(self) -> tuple[Any, ...]:
+        """The modules with their parts, optimizers, scalers and tensors."""
+        parts = itertools.chain(*(lifted.module.modules() for lifted in self.modules))
+        return (*parts, *self.with_attributes, *self.tensors)
+
+    @property
     def with_attributes(self) -> tuple[Any, ...]:
         """The objects whose attributes a step may assign."""
         return (*self.optimizers, *self.scalers)

@@ -9,7 +9,7 @@ A step without a plan runs eagerly, on the same state: so where the function rai
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from aotgrad.plan_cache.binding import BoundFunction, NamedTensor, tensor_names
 from aotgrad.plan_cache.cache import PlanCache, Planned
 from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.compiler import make_compiler
+from aotgrad.plan_cache.function_state import FunctionState
 from aotgrad.telemetry.graph_names import qualified_name
 from aotgrad.training_step.arguments import StepArguments
 from aotgrad.training_step.names import state_names
@@ -70,7 +71,7 @@ def train_step(
 
 def step_with(cache: PlanCache, fn: Callable, state: State, keep_gradients: bool) -> Callable:
     """The step whose calls find their plans in `cache`; see `train_step`."""
-    step = TrainStep(cache, fn, state, keep_gradients)
+    step = TrainStep(cache, fn, state, FunctionState((fn,), state.objects), keep_gradients)
 
     @functools.wraps(fn)
     def compiled(*args: Any, **kwargs: Any) -> Any:
@@ -98,16 +99,21 @@ def plan_cache_of(fn: Callable, backend: AnyBackend, options: Mapping[str, Any],
 
 @dataclass(frozen=True)
 class TrainStep(BoundFunction):
-    """A step of training and its plans."""
+    """A step of training and its plans; `captured`: what the function depends on besides arguments and state."""
 
     function: Callable
     state: State
+    captured: FunctionState
     keep_gradients: bool
 
     def call_on(self, found: Snapshot, args: tuple, kwargs: dict[str, Any]) -> Call:
         arguments, fuses = StepArguments.after(found, args, kwargs), self.cache.compiler.backend.fuses
         traced = TracedStep(self.function, self.state, torch.is_grad_enabled(), self.keep_gradients, fuses)
-        ambient = AmbientState(traced.run_eagerly, traced.key_of(found), lambda: traced.key_of(self.state.read()))
+
+        def key_of(found: Snapshot) -> Hashable:
+            return (traced.key_of(found), self.captured.read())
+
+        ambient = AmbientState(traced.run_eagerly, key_of(found), lambda: key_of(self.state.read()))
         return Call(
             traced,
             arguments,
@@ -118,6 +124,9 @@ class TrainStep(BoundFunction):
             serves_one_call=traced.creates_state,
             paths=lambda: [named.name for named in state_names(self.state, found)],
         )
+
+    def captures(self, state: Any) -> bool:
+        return state[1] == self.captured.read()
 
     def call_of(self, args: tuple, kwargs: dict[str, Any]) -> Call:
         return self.call_on(self.state.read(), args, kwargs)

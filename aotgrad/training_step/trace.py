@@ -15,6 +15,7 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.plan_cache.assigned_state import ModuleContents
+from aotgrad.plan_cache.outside_values import watched_values
 from aotgrad.subclasses.forms import form_of, is_wrapper, parts_of
 from aotgrad.training_step.optimizer_calls import recorded_calls, separate_fused_updates
 from aotgrad.training_step.refusals import (
@@ -124,6 +125,7 @@ class TracedStep:
         with (
             refused_calls(state.optimizers, state.scalers, self.function),
             recorded_calls(state.optimizers),
+            watched_values(self.function, state.objects),
             torch.set_grad_enabled(self.grad_mode),
         ):
             return self.function(*args, **kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.utils._pytree as pytree
@@ -123,3 +125,16 @@ def test_arguments_that_share_memory_in_another_way_have_no_plan(use, tmp_path):
     aotgrad.save(compiled, tmp_path / "plans")
     with pytest.raises(NoPlanError, match=r"share memory in another way|are the same tensor"):
         use(aotgrad.load(tmp_path / "plans"))
+
+
+def test_a_file_has_the_plans_for_what_is_captured_when_it_is_saved(tmp_path):
+    """A loaded function cannot read what the function has captured."""
+    box = SimpleNamespace(scale=2.0)
+    function = aotgrad.aot_function(lambda x: x.sin() * box.scale, "eager")
+    x = torch.ones(3)
+    for scale in (2.0, 3.0, 4.0, 3.0):
+        box.scale = scale
+        function(x)
+    aotgrad.save(function, tmp_path / "f")
+    loaded = aotgrad.load(tmp_path / "f")
+    assert torch.equal(loaded(x), x.sin() * 3.0) and len(function.plans()) == 3

@@ -1,0 +1,366 @@
+"""The Python values that a function depends on besides its arguments: closure cells, globals, attributes of objects.
+
+    captured = Captured.of([f])            f = lambda x: helper(x) * config.scale
+    captured.places                         where helper, config and config.scale are
+    captured.key()                         hashable; equal as long as a trace would find equal values
+    captured.is_current()                  cheap: whether all of them are the objects that they were
+
+What a function reads is known by the names in its code (`code_reads`), and in that of functions that it may call. Code of
+installed packages is not followed, and their modules, functions and classes are constants. Islands are not followed, since
+they run in each call. Of an object, only attributes whose names occur in the code count. A container counts as a whole.
+Modules (`nn.Module`) are `parts`, for which the caller has guards.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import functools
+import itertools
+import operator
+import sys
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from aotgrad.guards.code_reads import code_reads, is_installed
+from aotgrad.guards.python_values import hashable_key, is_fixed, is_plain_object
+
+NOTHING = object()
+"""What a place holds that does not exist."""
+
+WITH_ITEMS = (list, dict, tuple, set, frozenset, OrderedDict, collections.deque, collections.defaultdict)
+MAKING = ("__new__", "__init__", "__post_init__")
+CALLED = (
+    *("__call__", "__enter__", "__exit__", "__getattr__", "__get__", "__set__", "__torch_function__"),
+    *("__getitem__", "__setitem__", "__delitem__", "__contains__", "__len__", "__iter__", "__next__", "__missing__"),
+    *("__bool__", "__int__", "__float__", "__index__", "__neg__", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__"),
+    *("__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__matmul__", "__rmatmul__", "__pow__", "__rpow__"),
+)
+"""The methods by which Python makes an object, and those that it calls where their names do not occur in the code."""
+
+IMPLICIT = ("forward", "backward", "setup_context", "vmap", "jvp")
+"""The methods that torch calls."""
+
+
+@dataclass(frozen=True)
+class DictionaryPlace:
+    """A place in a dictionary: of a global, or of an attribute of an object."""
+
+    table: dict[str, Any]
+    name: str
+
+    def get(self) -> Any:
+        return self.table.get(self.name, NOTHING)
+
+    def put(self, value: Any) -> None:
+        if value is NOTHING:
+            self.table.pop(self.name, None)
+        else:
+            self.table[self.name] = value
+
+
+@dataclass(frozen=True)
+class ClassPlace:
+    """The place of an attribute of a class."""
+
+    kind: type
+    name: str
+
+    def get(self) -> Any:
+        return vars(self.kind).get(self.name, NOTHING)
+
+    def put(self, value: Any) -> None:
+        if value is NOTHING:
+            delattr(self.kind, self.name)
+        else:
+            setattr(self.kind, self.name, value)
+
+
+@dataclass(frozen=True)
+class CellPlace:
+    """The place of a variable that a function shares with the function around it."""
+
+    cell: types.CellType
+    name: str
+
+    def get(self) -> Any:
+        try:
+            return self.cell.cell_contents
+        except ValueError:
+            return NOTHING
+
+    def put(self, value: Any) -> None:
+        self.cell.cell_contents = value
+
+
+CapturedPlace = DictionaryPlace | ClassPlace | CellPlace
+
+
+@dataclass
+class Captured:
+    """Where the values are, and what was found there.
+
+    Attributes:
+        places: the places of values; a value in one may be a container or an object with further places.
+        before: the value in each place.
+        containers: with copies of what they hold.
+        parts: modules.
+        opaque: objects that are compared by content, with their keys.
+    """
+
+    places: list[CapturedPlace] = field(default_factory=list)
+    before: list[Any] = field(default_factory=list)
+    containers: list[tuple[Any, list[Any]]] = field(default_factory=list)
+    parts: list[nn.Module] = field(default_factory=list)
+    opaque: list[tuple[Any, Hashable]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, functions: Iterable[Any], known: Iterable[Any] = (), classes: Iterable[type] = ()) -> Captured:
+        """What functions depend on, and the methods of classes; `known` are objects that the caller guards."""
+        return CaptureSearch(known).run(functions, classes)
+
+    @functools.cached_property
+    def is_empty(self) -> bool:
+        return not (self.places or self.containers or self.parts or self.opaque)
+
+    def is_current(self) -> bool:
+        """Whether each place holds the same object, or an equal number or text."""
+        found = [place.get() for place in self.places]
+        return (
+            (all(map(operator.is_, found, self.before)) or all(map(are_alike, found, self.before)))
+            and all(are_same_items(container, items) for container, items in self.containers)
+            and all(hashable_key(value) == key for value, key in self.opaque)
+        )
+
+    def key(self) -> Hashable:
+        """Equal for values that a trace does not tell apart. Tensors count by identity: a plan reads them at each call."""
+        naming = KeyNumbering()
+        places = tuple((place.name, naming.key_of(value)) for place, value in zip(self.places, self.before, strict=True))
+        containers = tuple(naming.key_of(container) for container, _ in self.containers)
+        return (places, containers, tuple(key for _, key in self.opaque))
+
+    def changes(self) -> Iterator[CapturedChange]:
+        """The places that hold other objects now."""
+        for place, value in zip(self.places, self.before, strict=True):
+            if (now := place.get()) is not value:
+                yield CapturedChange(repr(place.name), now, value, functools.partial(place.put, value))
+        for container, items in self.containers:
+            if not are_same_items(container, items):
+                undo = functools.partial(restore_items, container, items)
+                yield CapturedChange(f"a {type(container).__name__}", list(captured_items(container)), items, undo)
+
+
+@dataclass(frozen=True)
+class CapturedChange:
+    """A place that holds another object than before; `undo` restores it."""
+
+    name: str
+    now: Any
+    before: Any
+    undo: Callable[[], None]
+
+
+def are_alike(now: Any, before: Any) -> bool:
+    """Whether two values are one object, or equal numbers or texts of one type."""
+    return now is before or (
+        type(now) is type(before) and type(now) in (int, float, str) and hashable_key(now) == hashable_key(before)
+    )
+
+
+def captured_items(container: Any) -> Iterable[Any]:
+    """The values in a container; those of a dictionary, each after its key."""
+    return itertools.chain.from_iterable(container.items()) if isinstance(container, dict) else container
+
+
+def are_same_items(container: Any, items: Sequence[Any]) -> bool:
+    size = 2 * len(container) if isinstance(container, dict) else len(container)
+    return size == len(items) and all(map(operator.is_, captured_items(container), items))
+
+
+def restore_items(container: Any, items: Sequence[Any]) -> None:
+    """Let a container hold what it held."""
+    container.clear()
+    if isinstance(container, dict):
+        container.update(zip(items[::2], items[1::2], strict=True))
+    else:
+        (container.update if isinstance(container, set) else container.extend)(items)
+
+
+class CaptureSearch:
+    """Follows functions and objects to the values that they lead to."""
+
+    def __init__(self, known: Iterable[Any]) -> None:
+        self.found = Captured()
+        self.seen: dict[int, Any] = {id(value): value for value in known}  # the objects, so that ids stay theirs
+        self.known_places: set[tuple[int, str]] = set()
+        self.holders: list[Any] = []
+        self.classes: dict[type, None] = {}
+        self.attributes: dict[str, None] = dict.fromkeys(IMPLICIT)
+        self.assigned: set[str] = set()
+        self.queue: list[Any] = []
+
+    def run(self, functions: Iterable[Any], classes: Iterable[type]) -> Captured:
+        for kind in classes:
+            self.add_class(kind)
+        for function in functions:
+            self.visit(function, is_first=True)
+        while True:
+            while self.queue:
+                self.visit(self.queue.pop())
+            if not self.look_up_attributes():
+                return self.found
+
+    def look_up_attributes(self) -> bool:
+        """Add the attributes of objects whose names occur in the code. Returns whether there were new ones."""
+        before = len(self.known_places)
+        for holder in list(self.holders):
+            for name in list(self.attributes):
+                self.look_up(holder, name)
+        return len(self.known_places) > before or bool(self.queue)
+
+    def look_up(self, holder: Any, name: str) -> None:
+        """Add one attribute of an object, class or module, if it is there or may be."""
+        if name in vars(holder) or name in self.assigned or is_value_of_class(type(holder), name):
+            self.add(
+                id(holder), ClassPlace(holder, name) if isinstance(holder, type) else DictionaryPlace(vars(holder), name)
+            )
+
+    def add(self, owner: int, place: CapturedPlace) -> None:
+        """Add a place, unless it is there, and follow its value."""
+        if (owner, place.name) in self.known_places:
+            return
+        self.known_places.add((owner, place.name))
+        if not is_import(place.name, value := place.get()):
+            self.found.places.append(place)
+            self.found.before.append(value)
+            self.queue.append(value)
+
+    def visit(self, value: Any, is_first: bool = False) -> None:
+        """Follow one value to others. The first ones are followed wherever their code is."""
+        if id(value) in self.seen or getattr(value, "is_island", False) is True:
+            return
+        self.seen[id(value)] = value
+        if isinstance(value, types.FunctionType):
+            self.follow(value, is_first)
+        elif isinstance(value, types.MethodType):
+            self.visit(value.__func__, is_first)
+            self.queue.append(value.__self__)
+        elif isinstance(value, functools.partial):
+            self.visit(value.func, is_first)
+            self.queue += [*value.args, *value.keywords.values()]
+        elif isinstance(value, (staticmethod, classmethod)):
+            self.queue.append(value.__func__)
+        elif isinstance(value, property):
+            self.queue += [each for each in (value.fget, value.fset) if each is not None]
+        elif isinstance(value, nn.Module):
+            self.visit_module(value)
+        elif isinstance(value, type):
+            self.add_class(value)
+            self.queue += methods_of(value, MAKING)
+        elif isinstance(value, types.ModuleType):
+            self.holders += [] if is_installed_value(value) else [value]
+        elif isinstance(value, WITH_ITEMS):
+            self.found.containers.append((value, list(captured_items(value))))
+            self.queue += captured_items(value)
+        elif not is_fixed(value):
+            self.visit_object(value)
+
+    def visit_module(self, module: nn.Module) -> None:
+        """Follow a module; of one that is compiled, the original."""
+        original = vars(type(module)).get("__wrapped__")
+        if original is not None:
+            self.queue.append(original)
+        else:
+            self.found.parts.append(module)
+            self.add_class(type(module))
+
+    def visit_object(self, value: Any) -> None:
+        if hasattr(value, "__wrapped__") and callable(value):
+            self.queue.append(value.__wrapped__)
+        if isinstance(getattr(value, "__dict__", None), dict):
+            self.holders.append(value)
+        self.add_class(type(value))
+        is_opaque = not (is_plain_object(value) or is_installed_value(type(value)))
+        if is_opaque and (key := hashable_key(value)) == hashable_key(value):
+            self.found.opaque.append((value, key))
+
+    def add_class(self, kind: type) -> None:
+        """Follow the methods of a class that Python calls. Others are attributes, whose names occur in the code."""
+        new = [base for base in kind.__mro__ if base not in self.classes and not is_installed_value(base)]
+        self.classes.update(dict.fromkeys(new))
+        self.holders += new
+        self.queue += [method for base in new for method in methods_of(base, CALLED)]
+
+    def follow(self, function: types.FunctionType, is_first: bool) -> None:
+        """Add what a function reads."""
+        wrapped = getattr(function, "__wrapped__", None)
+        if wrapped is not None:
+            self.visit(wrapped, is_first)
+        if is_installed(function.__code__.co_filename) and (wrapped is not None or not is_first):
+            return
+        self.holders.append(function)
+        reads = code_reads(function.__code__)
+        self.attributes |= dict.fromkeys(sorted(reads.attributes))
+        self.assigned |= reads.assigned
+        for name in sorted(reads.globals):
+            if name in function.__globals__ or not hasattr(builtins, name):
+                self.add(id(function.__globals__), DictionaryPlace(function.__globals__, name))
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            self.add(id(cell), CellPlace(cell, name))
+        self.queue += [sys.modules[name] for name in sorted(reads.modules) if name in sys.modules]
+        self.queue += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def is_import(name: str, value: Any) -> bool:
+    """Whether a value is a module, function or class of an installed package under its own name: it stays as it is."""
+    return is_installed_value(value) and (isinstance(value, types.ModuleType) or value.__name__ == name)
+
+
+def is_installed_value(value: Any) -> bool:
+    """Whether a module, function or class is that of an installed package, or of Python."""
+    if isinstance(value, types.ModuleType):
+        return is_installed(getattr(value, "__file__", None))
+    if isinstance(value, types.FunctionType):
+        return is_installed(value.__code__.co_filename) and not hasattr(value, "__wrapped__")
+    if isinstance(value, type):
+        return is_installed(getattr(sys.modules.get(value.__module__), "__file__", None)) and value.__module__ != "__main__"
+    return isinstance(value, types.BuiltinFunctionType)
+
+
+def is_value_of_class(kind: type, name: str) -> bool:
+    """Whether objects read a value from their class, as long as they have none of that name: one that is no method."""
+    found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), NOTHING)
+    return found is not NOTHING and not hasattr(found, "__get__")
+
+
+def methods_of(kind: type, names: Iterable[str]) -> list[Any]:
+    """The methods of a class with some of the names."""
+    return [vars(kind)[name] for name in names if name in vars(kind)]
+
+
+class KeyNumbering:
+    """Keys of values, in which objects have numbers in the order in which they are found."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[int, int] = {}
+
+    def key_of(self, value: Any) -> Hashable:
+        if value is NOTHING:
+            return "missing"
+        if is_fixed(value) and not isinstance(value, types.FunctionType):
+            return hashable_key(value)
+        if id(value) in self.numbers:
+            return ("seen", self.numbers[id(value)])
+        self.numbers[id(value)] = len(self.numbers)
+        if isinstance(value, (set, frozenset)):
+            return (type(value), frozenset(map(hashable_key, value)))
+        if isinstance(value, WITH_ITEMS):
+            return (type(value), *map(self.key_of, captured_items(value)))
+        if isinstance(value, types.FunctionType) and not is_installed_value(value):
+            return ("function", value.__code__)
+        return hashable_key(value) if isinstance(value, types.FunctionType) else ("object", type(value))

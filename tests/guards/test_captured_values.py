@@ -1,0 +1,173 @@
+"""Which Python values a function depends on besides its arguments."""
+
+from __future__ import annotations
+
+import functools
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import aotgrad
+from aotgrad.guards.captured_values import Captured
+from aotgrad.guards.code_reads import code_reads, is_installed
+
+SCALE = 2.0
+SHIFTS = [1.0, 2.0]
+
+
+class Config:
+    width = 3
+    depth = 4
+
+    def __init__(self) -> None:
+        self.rate, self.step = 0.5, 0
+
+    def rated(self, x):
+        return x * self.rate
+
+
+CONFIG = Config()
+
+
+def helper(x):
+    return x * SCALE
+
+
+def names_in(function, *known):
+    return sorted(place.name for place in Captured.of([function], known).places)
+
+
+def test_names_of_code():
+    def f(x):
+        CONFIG.step = len(SHIFTS)
+        return [helper(y) * math.pi for y in x.unbind()]
+
+    reads = code_reads(f.__code__)
+    assert {"CONFIG", "SHIFTS", "helper", "math"} <= reads.globals
+    assert {"step", "pi", "unbind"} <= reads.attributes and reads.assigned == {"step"}
+
+
+def test_code_of_packages_is_installed():
+    assert is_installed(nn.__file__) and is_installed(math.__spec__.origin) and is_installed(subprocess.__file__)
+    assert is_installed(aotgrad.__file__) and not is_installed(__file__) and not is_installed("<stdin>")
+
+
+def test_functions_are_followed():
+    assert names_in(lambda x: helper(x)) == ["SCALE", "helper"]
+    assert names_in(functools.partial(lambda s, x: s(x), helper)) == ["SCALE"]
+    assert names_in(torch.no_grad()(lambda x: helper(x))) == ["SCALE", "helper"]
+    assert names_in(aotgrad.aot_function(helper, aotgrad.nop)) == ["SCALE"]
+
+
+def test_packages_are_constants():
+    assert Captured.of([lambda x: torch.sin(x) + math.pi + nn.functional.relu(x).sum()]).is_empty
+
+
+def test_an_island_is_not_followed():
+    run = aotgrad.island(helper)
+    assert names_in(lambda x: run(x)) == ["run"]
+
+
+def test_of_an_object_only_what_the_code_names():
+    config = Config()
+    assert names_in(lambda x: x * config.rate) == ["config", "rate"]
+    assert names_in(lambda x: x * config.width) == ["config", "width", "width"]  # of the object, and of its class
+    assert names_in(config.rated) == ["rate"]
+    assert names_in(lambda x: config.rated(x)) == ["config", "rate", "rated"]
+
+
+def test_what_is_known_is_left_out():
+    assert names_in(lambda x: CONFIG.rated(x), CONFIG) == ["CONFIG"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda box, items: setattr(box, "a", 2),
+        lambda box, items: setattr(box, "a", 1.0),
+        lambda box, items: delattr(box, "a"),
+        lambda box, items: items.append(1),
+        lambda box, items: items.__setitem__(0, 5.0),
+        lambda box, items: items[1].update(b=3),
+        lambda box, items: items[1].pop("b"),
+    ],
+)
+def test_each_change_is_noticed_and_undone(change):
+    box, items = SimpleNamespace(a=1), [2.0, {"b": 1}]
+
+    def f(x):
+        return x * box.a + items[0] + items[1]["b"]
+
+    captured = Captured.of([f])
+    key = captured.key()
+    assert captured.is_current() and Captured.of([f]).key() == key
+    change(box, items)
+    assert not captured.is_current() and Captured.of([f]).key() != key
+    for each in captured.changes():
+        each.undo()
+    assert captured.is_current() and Captured.of([f]).key() == key
+    assert (vars(box), items) == ({"a": 1}, [2.0, {"b": 1}])
+
+
+def test_an_equal_number_is_no_change():
+    number = float("2.5")
+
+    def f(x):
+        return x * number
+
+    captured = Captured.of([f])
+    number = float("2.5")
+    assert captured.is_current()
+    number = -0.0
+    negative = Captured.of([f]).key()
+    number = 0.0
+    assert Captured.of([f]).key() != negative
+
+
+def test_a_new_equal_object_has_the_same_key():
+    def around(config):
+        return Captured.of([lambda x: x * config.rate]).key()
+
+    assert around(Config()) == around(Config())
+
+
+def test_what_is_in_cycles():
+    box = SimpleNamespace(value=1.0)
+    box.itself, items = box, [box]
+    items.append(items)
+    assert Captured.of([lambda x: items[0].itself.value * x]).is_current()
+
+
+def test_a_class_that_is_counted_on():
+    class Counted:
+        calls = 0
+
+    def f(x):
+        Counted.calls += 1
+        return x
+
+    captured = Captured.of([f])
+    f(1)
+    assert [change.name for change in captured.changes()] == ["'calls'"]
+    for change in captured.changes():
+        change.undo()
+    assert Counted.calls == 0
+
+
+def test_a_program_from_the_command_line():
+    """Its functions and modules have no file."""
+    program = """
+import torch, aotgrad
+s = 2.0
+f = aotgrad.aot_function(lambda x: x * s, aotgrad.nop)
+a = f(torch.ones(1)).item()
+s = 3.0
+print(a, f(torch.ones(1)).item())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["2.0", "3.0"]

@@ -1,0 +1,303 @@
+"""Functions that read or change Python values outside of their arguments, through both backends, without Dynamo."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import aotgrad
+from aotgrad.errors import CaptureError
+from tests.numerics.against_eager import compiled, leaf
+
+BACKENDS = ["nop", "aot_inductor"]
+
+
+def results(function, x, between, calls=3):
+    """The result and gradient of each call; `between` runs after each."""
+    seen = []
+    for _ in range(calls):
+        result = function(x)
+        (gradient,) = torch.autograd.grad(result.sum(), x)
+        seen.append((result.detach().clone(), gradient))
+        between()
+    return seen
+
+
+def assert_same_in_each_call(make, backend, calls=3):
+    """`make` returns a function, what happens between calls, and the objects to compare afterwards."""
+    x = leaf(4)
+    function, between, objects = make()
+    wanted = results(function, x, between, calls)
+    other, between_others, others = make()
+    found = results(compiled(other, backend), x, between_others, calls)
+    torch.testing.assert_close(found, wanted)
+    assert list(map(repr, others)) == list(map(repr, objects))
+
+
+def a_variable_that_changes():
+    scale = 1.0
+
+    def f(x):
+        return (x * scale).sin()
+
+    def between():
+        nonlocal scale
+        scale += 1
+
+    return f, between, ()
+
+
+def an_attribute_that_changes():
+    box = SimpleNamespace(scale=2.0)
+    return lambda x: (x * box.scale).sin(), lambda: setattr(box, "scale", box.scale + 1), ()
+
+
+def a_list_that_changes():
+    scales = [1.0]
+    return lambda x: sum((x * s).sin() for s in scales), lambda: scales.append(len(scales) + 1.0), ()
+
+
+def a_function_that_is_replaced():
+    box = SimpleNamespace(act=torch.sin)
+    return lambda x: box.act(x * 2), lambda: setattr(box, "act", torch.cos), ()
+
+
+def a_tensor_that_is_replaced():
+    box = SimpleNamespace(shift=torch.ones(4))
+    return lambda x: (x + box.shift).sin(), lambda: setattr(box, "shift", box.shift * 2), ()
+
+
+def a_module_in_another_mode():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0)).requires_grad_(False)
+    with torch.no_grad():
+        model[0].weight.fill_(0.5), model[0].bias.fill_(0.25)
+    return lambda x: model(x).sin(), model.eval, ()
+
+
+def a_counter():
+    box = SimpleNamespace(calls=0)
+
+    def f(x):
+        box.calls += 1
+        return (x * box.calls).sin()
+
+    return f, lambda: None, (box,)
+
+
+def a_log():
+    log = []
+
+    def f(x):
+        log.append(("f", tuple(x.shape)))
+        return x.sin()
+
+    return f, lambda: None, (log,)
+
+
+def a_memo():
+    memo = {}
+
+    def f(x):
+        if "scale" not in memo:
+            memo["scale"] = 3.0
+        return (x * memo["scale"]).sin()
+
+    return f, lambda: None, (memo,)
+
+
+CASES = (
+    *(a_variable_that_changes, an_attribute_that_changes, a_list_that_changes, a_function_that_is_replaced),
+    *(a_tensor_that_is_replaced, a_module_in_another_mode, a_counter, a_log, a_memo),
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("make", CASES)
+def test_each_call_reads_the_present_values(make, backend):
+    assert_same_in_each_call(make, backend)
+
+
+def test_values_of_before_find_their_plan():
+    box = SimpleNamespace(scale=2.0, other=0)
+    function = aotgrad.aot_function(lambda x: x * box.scale, aotgrad.nop)
+    x = torch.ones(3)
+    for scale in (2.0, 3.0, 2.0, 3.0):
+        box.scale = scale
+        box.other += 1  # which the function does not read
+        assert torch.equal(function(x), x * scale)
+    assert len(function.plans()) == 2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_second_derivatives_and_transforms_read_the_present_values(backend):
+    box = SimpleNamespace(scale=2.0)
+    x = leaf(4)
+
+    def f(x):
+        return (x * box.scale).sin().sum()
+
+    function = compiled(f, backend)
+    for _ in range(2):
+        for each in (torch.func.grad(torch.func.grad(lambda x: f(x * x.sum()))), None):
+            if each is None:
+                (first,) = torch.autograd.grad(function(x), x, create_graph=True)
+                (found,) = torch.autograd.grad(first.sum(), x)
+                torch.testing.assert_close(found, -(box.scale**2) * (x * box.scale).sin().detach())
+        torch.testing.assert_close(torch.func.grad(function)(x.detach()), torch.func.grad(f)(x.detach()))
+        box.scale += 1
+
+
+def test_a_training_step():
+    box = SimpleNamespace(weight=1.0, steps=0)
+
+    def losses(compile_step):
+        torch.manual_seed(0)
+        box.weight, box.steps = 1.0, 0
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step(x):
+            optimizer.zero_grad()
+            loss = model(x).square().mean() * box.weight
+            loss.backward()
+            optimizer.step()
+            box.steps += 1
+            return loss.detach()
+
+        run = compile_step(step, model, optimizer)
+        found = []
+        for _ in range(4):
+            found.append(run(torch.ones(2, 3)))
+            box.weight *= 2
+        return torch.stack(found), box.steps
+
+    eager = losses(lambda step, *state: step)
+    compiled_step = losses(lambda step, *state: aotgrad.train_step(step, state, backend="eager"))
+    torch.testing.assert_close(compiled_step, eager)
+
+
+def assigns(box, x):
+    box.last = x * 2
+
+
+KEPT = {
+    "an attribute": assigns,
+    "an item": lambda box, x: box.table.update(last=x * 2),
+    "an element": lambda box, x: box.items.append(x * 2),
+    "an element of an element": lambda box, x: box.nested[0].append((x, 1)),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_nothing_keeps_a_tensor_of_the_trace(kind):
+    box = SimpleNamespace(table={}, items=[], nested=[[]])
+    before = copy.deepcopy(vars(box))
+
+    def f(x):
+        KEPT[kind](box, x)
+        return x.sin()
+
+    function = aotgrad.aot_function(f, aotgrad.nop)
+    with pytest.raises(CaptureError, match="assigns a tensor to"):
+        function(torch.ones(3))
+    assert vars(box) == before
+
+
+def a_hook_that_counts(box):
+    def f(x):
+        y = x.sin()
+        y.register_hook(lambda gradient: box.seen.append(1))
+        return y * 2
+
+    return f
+
+
+def a_backward_that_counts(box):
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            box.calls += 1
+            return gradient * 2
+
+    return Counted.apply
+
+
+@pytest.mark.parametrize("make", [a_hook_that_counts, a_backward_that_counts])
+def test_a_backward_that_changes_something_is_refused(make):
+    box = SimpleNamespace(seen=[], calls=0)
+    function = aotgrad.aot_function(make(box), aotgrad.nop)
+    with pytest.raises(CaptureError, match="in the backward, which is traced only once"):
+        function(leaf(3)).sum().backward()
+    assert vars(box) == {"seen": [], "calls": 0}
+    assert torch.equal(aotgrad.aot_function(torch.sin, aotgrad.nop)(torch.ones(3)), torch.ones(3).sin())
+
+
+@pytest.mark.parametrize("raised", [ValueError, None])
+def test_a_trace_that_fails_changes_nothing(raised):
+    """The function runs eagerly, or is traced again: its effects happen once."""
+    box = SimpleNamespace(calls=0, log=[])
+
+    def f(x):
+        box.calls += 1
+        box.log.append(box.calls)
+        if raised is not None:
+            raise raised
+        return x * 2 if x.sum() > 0 else x * 3
+
+    function = aotgrad.aot_function(f, aotgrad.nop)
+    with pytest.raises(raised) if raised else contextlib.nullcontext():
+        assert torch.equal(function(torch.ones(3)), torch.full((3,), 2.0))
+    assert (box.calls, box.log) == (1, [1])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_small_function_that_counts(backend):
+    box = SimpleNamespace(calls=0)
+
+    def f(x):
+        box.calls += 1
+        return x * box.calls
+
+    function = compiled(f, backend, options={"min_graph_ops": 100})
+    x = leaf(3)
+    for k in range(1, 4):
+        result = function(x)
+        assert torch.equal(result, x * k) and torch.equal(
+            torch.autograd.grad(result.sum(), x)[0], torch.full((3,), float(k))
+        )
+    assert box.calls == 3
+
+
+def test_a_compiled_module_inside():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(1.0)).requires_grad_(False)
+    inner = aotgrad.aot_module(model, aotgrad.nop)
+    function = aotgrad.aot_function(lambda x: inner(x).sin(), aotgrad.nop)
+    for training in (False, False, True, False):
+        model.train(training)
+        assert torch.equal(function(torch.ones(4)), model(torch.ones(4)).sin())
+    assert len(function.plans()) == 2
+
+
+def test_an_island_has_its_effects_in_each_call():
+    box = SimpleNamespace(calls=0)
+
+    @aotgrad.island
+    def count(x):
+        box.calls += 1
+        return x * 2
+
+    function = aotgrad.aot_function(lambda x: count(x.sin()).cos(), aotgrad.nop)
+    for _ in range(3):
+        function(torch.ones(3))
+    calls = box.calls
+    function(torch.ones(3))
+    assert box.calls == calls + 1 and len(function.plans()) == 1
