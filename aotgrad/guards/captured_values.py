@@ -21,14 +21,14 @@ import operator
 import sys
 import types
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from aotgrad.guards.code_reads import code_reads, is_installed
-from aotgrad.guards.python_values import hashable_key, is_fixed, is_plain_object
+from aotgrad.guards.python_values import Identity, hashable_key, is_fixed, is_plain_object
 
 NOTHING = object()
 """What a place holds that does not exist."""
@@ -152,7 +152,7 @@ class Captured:
         for container, items in self.containers:
             if not are_same_items(container, items):
                 undo = functools.partial(restore_items, container, items)
-                yield CapturedChange(f"a {type(container).__name__}", list(captured_items(container)), items, undo)
+                yield CapturedChange(f"a {type(container).__name__}", captured_items(container), items, undo)
 
 
 @dataclass(frozen=True)
@@ -172,14 +172,15 @@ def are_alike(now: Any, before: Any) -> bool:
     )
 
 
-def captured_items(container: Any) -> Iterable[Any]:
-    """The values in a container; those of a dictionary, each after its key."""
-    return itertools.chain.from_iterable(container.items()) if isinstance(container, dict) else container
+def captured_items(container: Any) -> list[Any]:
+    """The values in a container; those of a dictionary, each after its key. Another thread may change it meanwhile."""
+    items = list(container.items() if isinstance(container, dict) else container)
+    return list(itertools.chain.from_iterable(items)) if isinstance(container, dict) else items
 
 
 def are_same_items(container: Any, items: Sequence[Any]) -> bool:
-    size = 2 * len(container) if isinstance(container, dict) else len(container)
-    return size == len(items) and all(map(operator.is_, captured_items(container), items))
+    found = captured_items(container)
+    return len(found) == len(items) and all(map(operator.is_, found, items))
 
 
 def restore_items(container: Any, items: Sequence[Any]) -> None:
@@ -224,11 +225,11 @@ class CaptureSearch:
         return len(self.known_places) > before or bool(self.queue)
 
     def look_up(self, holder: Any, name: str) -> None:
-        """Add one attribute of an object, class or module, if it is there or may be."""
-        if name in vars(holder) or name in self.assigned or is_value_of_class(type(holder), name):
-            self.add(
-                id(holder), ClassPlace(holder, name) if isinstance(holder, type) else DictionaryPlace(vars(holder), name)
-            )
+        """Add one attribute of an object, class, function or module, if it is there or may be."""
+        is_class = isinstance(holder, type)
+        may_be_added = name in self.assigned and (id(holder) in self.seen or not is_class)
+        if name in vars(holder) or may_be_added or is_value_of_class(type(holder), name):
+            self.add(id(holder), ClassPlace(holder, name) if is_class else DictionaryPlace(vars(holder), name))
 
     def add(self, owner: int, place: CapturedPlace) -> None:
         """Add a place, unless it is there, and follow its value."""
@@ -242,21 +243,15 @@ class CaptureSearch:
 
     def visit(self, value: Any, is_first: bool = False) -> None:
         """Follow one value to others. The first ones are followed wherever their code is."""
-        if id(value) in self.seen or getattr(value, "is_island", False) is True:
+        if id(value) in self.seen:
             return
         self.seen[id(value)] = value
         if isinstance(value, types.FunctionType):
             self.follow(value, is_first)
-        elif isinstance(value, types.MethodType):
-            self.visit(value.__func__, is_first)
-            self.queue.append(value.__self__)
-        elif isinstance(value, functools.partial):
-            self.visit(value.func, is_first)
-            self.queue += [*value.args, *value.keywords.values()]
-        elif isinstance(value, (staticmethod, classmethod)):
-            self.queue.append(value.__func__)
-        elif isinstance(value, property):
-            self.queue += [each for each in (value.fget, value.fset) if each is not None]
+        elif type(value) in PARTS:
+            called, *others = PARTS[type(value)](value)
+            self.visit(called, is_first)
+            self.queue += others
         elif isinstance(value, nn.Module):
             self.visit_module(value)
         elif isinstance(value, type):
@@ -265,7 +260,7 @@ class CaptureSearch:
         elif isinstance(value, types.ModuleType):
             self.holders += [] if is_installed_value(value) else [value]
         elif isinstance(value, WITH_ITEMS):
-            self.found.containers.append((value, list(captured_items(value))))
+            self.found.containers.append((value, captured_items(value)))
             self.queue += captured_items(value)
         elif not is_fixed(value):
             self.visit_object(value)
@@ -280,10 +275,11 @@ class CaptureSearch:
             self.add_class(type(module))
 
     def visit_object(self, value: Any) -> None:
-        if hasattr(value, "__wrapped__") and callable(value):
-            self.queue.append(value.__wrapped__)
-        if isinstance(getattr(value, "__dict__", None), dict):
+        """Follow the attributes of an object. One with other state is compared by content, if its class is the user's."""
+        attributes = getattr(value, "__dict__", None)
+        if isinstance(attributes, dict):
             self.holders.append(value)
+            self.queue += [attributes["__wrapped__"]] if "__wrapped__" in attributes else []  # of functools.lru_cache
         self.add_class(type(value))
         is_opaque = not (is_plain_object(value) or is_installed_value(type(value)))
         if is_opaque and (key := hashable_key(value)) == hashable_key(value):
@@ -297,7 +293,9 @@ class CaptureSearch:
         self.queue += [method for base in new for method in methods_of(base, CALLED)]
 
     def follow(self, function: types.FunctionType, is_first: bool) -> None:
-        """Add what a function reads."""
+        """Add what a function reads. An island reads it in each call."""
+        if vars(function).get("is_island", False):
+            return
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             self.visit(wrapped, is_first)
@@ -357,10 +355,27 @@ class KeyNumbering:
         if id(value) in self.numbers:
             return ("seen", self.numbers[id(value)])
         self.numbers[id(value)] = len(self.numbers)
+        return (type(value), *self.keys_of_parts(value))
+
+    def keys_of_parts(self, value: Any) -> Iterable[Hashable]:
+        """The keys of what an object consists of. Attributes have places of their own."""
         if isinstance(value, (set, frozenset)):
-            return (type(value), frozenset(map(hashable_key, value)))
+            return [frozenset(map(hashable_key, value))]
+        if isinstance(value, types.FunctionType) and is_installed_value(value):
+            return [value]
+        if (read_parts := PARTS.get(type(value))) is not None:
+            return map(self.key_of, read_parts(value))
         if isinstance(value, WITH_ITEMS):
-            return (type(value), *map(self.key_of, captured_items(value)))
-        if isinstance(value, types.FunctionType) and not is_installed_value(value):
-            return ("function", value.__code__)
-        return hashable_key(value) if isinstance(value, types.FunctionType) else ("object", type(value))
+            return map(self.key_of, captured_items(value))
+        return [] if is_plain_object(value) else [Identity(value)]
+
+
+PARTS: Mapping[type, Callable[[Any], Iterable[Any]]] = {
+    types.FunctionType: lambda each: (each.__code__, *(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()),
+    types.MethodType: lambda each: (each.__func__, each.__self__),
+    functools.partial: lambda each: (each.func, *each.args, *captured_items(each.keywords)),
+    staticmethod: lambda each: (each.__func__,),
+    classmethod: lambda each: (each.__func__,),
+    property: lambda each: (each.fget, each.fset),
+}
+"""What the state of callables consists of."""

@@ -122,6 +122,7 @@ def watched_values(function: Callable, known: Iterable[Any] = ()) -> Iterator[No
         handle.remove()
         kept = outside.restore() or kept_values(captured)
     if kept is not None:
+        undo_all(captured)
         raise CaptureError(
             f"the function assigns a tensor to {kept}, which is no argument, so later calls would not assign it; return the "
             "tensor and assign it outside, or compile the module itself with aot_module"
@@ -137,10 +138,11 @@ def unchanged_in_backward(function: Callable, known: Iterable[Any]) -> Iterator[
     """
     captured = captured_by(function, known)
     yield ()
-    for change in captured.changes():
-        change.undo()
+    names = [change.name for change in captured.changes()]
+    undo_all(captured)
+    if names:
         raise CaptureError(
-            f"a hook, the backward of an autograd function, or a checkpointed region changes {change.name} in the backward, "
+            f"a hook, the backward of an autograd function, or a checkpointed region changes {names[0]} in the backward, "
             "which is traced only once; register the hook outside of the function, or use an island"
         )
 

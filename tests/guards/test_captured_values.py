@@ -8,6 +8,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -134,6 +135,75 @@ def test_a_new_equal_object_has_the_same_key():
         return Captured.of([lambda x: x * config.rate]).key()
 
     assert around(Config()) == around(Config())
+
+
+class Slotted:
+    __slots__ = ("rate",)
+
+    def __init__(self, rate):
+        self.rate = rate
+
+
+class Callables:
+    def one(self, x):
+        return x
+
+    def two(self, x):
+        return x * 2
+
+
+def scaling(s):
+    return lambda x: x * s
+
+
+PAIRS = {
+    "defaults": (lambda x, s=2.0: x * s, lambda x, s=3.0: x * s),
+    "keyword-only defaults": (lambda x, *, s=2.0: x * s, lambda x, *, s=3.0: x * s),
+    "arguments of partial": (functools.partial(pow, 2), functools.partial(pow, 3)),
+    "methods": (Callables().one, Callables().two),
+    "functions of torch": (torch.sin, torch.cos),
+    "arrays": (numpy.ones(2), numpy.zeros(2)),
+    "objects with slots": (Slotted(2.0), Slotted(3.0)),
+    "tuples": ((1, [2.0]), (1, [3.0])),
+    "sets": ({1, 2}, {1, 3}),
+    "closures": tuple(map(scaling, (2.0, 3.0))),
+    "tensors": (torch.ones(2), torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_other_values_have_another_key(kind):
+    box = SimpleNamespace()
+
+    def key_with(value):
+        box.value = value
+        return Captured.of([lambda x: box.value]).key()
+
+    one, other = PAIRS[kind]
+    first = key_with(one)
+    captured = Captured.of([lambda x: box.value])
+    assert key_with(one) == first and captured.is_current()
+    assert key_with(other) != first and not captured.is_current()
+
+
+def test_an_object_with_slots_that_changes():
+    slotted = Slotted(2.0)
+    captured = Captured.of([lambda x: x * slotted.rate])
+    key = captured.key()
+    slotted.rate = 3.0
+    assert not captured.is_current() and Captured.of([lambda x: x * slotted.rate]).key() != key
+
+
+def test_a_property_and_a_memo_are_followed():
+    class WithProperty:
+        @property
+        def rate(self):
+            return SCALE
+
+    box = WithProperty()
+    assert names_in(lambda x: x * box.rate) == ["SCALE", "box", "rate"]
+    memo = functools.lru_cache(helper)
+    assert "SCALE" in names_in(lambda x: memo(x))
 
 
 def test_what_is_in_cycles():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -275,6 +276,52 @@ def test_a_small_function_that_counts(backend):
             torch.autograd.grad(result.sum(), x)[0], torch.full((3,), float(k))
         )
     assert box.calls == 3
+
+
+SCALE, LOG = 1.0, []
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 0.5))
+
+    def forward(self, x):
+        LOG.append("forward")
+        return self.scaled(x * self.weight).sin()
+
+    def scaled(self, x):
+        return x * SCALE
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_module_reads_globals(backend, monkeypatch):
+    def run(model):
+        x, found = torch.linspace(0, 1, 4).requires_grad_(), []
+        LOG.clear()
+        for scale in (1.0, 2.0, 1.0):
+            monkeypatch.setattr(sys.modules[__name__], "SCALE", scale)
+            result = model(x)
+            found += [result.detach(), *torch.autograd.grad(result.sum(), [x, *model.parameters()])]
+        return found, list(LOG)
+
+    model = Scaled()
+    (wanted, log), (found, other_log) = run(model), run(aotgrad.aot_module(model, backend))
+    torch.testing.assert_close(found, wanted)
+    assert other_log == log == ["forward"] * 3
+
+
+class Keeping(Scaled):
+    def scaled(self, x):
+        LOG.append(x)
+        return x
+
+
+def test_a_module_keeps_no_tensor_in_a_global():
+    LOG.clear()
+    with pytest.raises(CaptureError, match="assigns a tensor to a list"):
+        aotgrad.aot_module(Keeping(), aotgrad.nop)(torch.ones(4))
+    assert LOG == []
 
 
 def test_a_compiled_module_inside():
