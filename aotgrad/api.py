@@ -94,8 +94,9 @@ def aot_function(
 
     Returns:
         A function with the signature, name and docstring of `fn`. Arguments of another kind (shape, dtype,
-        `requires_grad`, a Python value, ...) compile another plan. Its method `plans()` lists the plans; `debug_state()`
-        returns them with their graphs, guards and source, to print.
+        `requires_grad`, a Python value, ...) compile another plan; so do other values of the variables, globals and
+        attributes that `fn` reads. Its method `plans()` lists the plans; `debug_state()` returns them with their graphs,
+        guards and source, to print.
 
     Raises:
         CaptureError, BackendError, OptionError: at the first call that needs a plan (options: at once).

@@ -298,9 +298,8 @@ class PlanCache:
     def add(self, plan: CachedPlan, call: Call) -> CachedPlan:
         """Store a plan that was just made for a call. Returns the plan to run."""
         key = call.key
-        if call.has_changed_its_key():
-            plan = with_own_graphs(plan)
-            key = (object(),)  # the function changes what the plan depends on: each call has to change it
+        if plan.serves_one_call:
+            plan, key = with_own_graphs(plan), (object(),)
         elif isinstance(call.arguments.spec, int) and not plan.output.has_wrappers:
             self.add_plain(plan, len(call.tensors), call.state.value)
         counters["value_guards"] += plan.guards.values is not None

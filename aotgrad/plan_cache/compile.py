@@ -34,7 +34,7 @@ from aotgrad.pipeline import Compiler, SmallGraph, Source, Stages
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.entry import CachedPlan, NotCompiled
-from aotgrad.plan_cache.outside_values import watched_values
+from aotgrad.plan_cache.outside_values import PythonDraws, watched_values
 from aotgrad.plan_cache.wrappers import WrapperArguments
 from aotgrad.subclasses.boundary import Wrappers
 from aotgrad.subclasses.bridge import GradientForm, OtherGradientForm
@@ -64,11 +64,15 @@ def compile_plan(
     reject_unknown_parts(call.tensors)
     dedupe = Dedupe.of(call.tensors)
     tensors, function = dedupe.enter(call.tensors), FlatCall.of(call, dedupe)
+
+    def serves_one_call() -> bool:
+        return call.serves_one_call() or function.draws.found or call.has_changed_its_key()
+
     known = call.known and call.known.at(dedupe.positions)
     compiler = compiler.for_call(tensors)
     assumptions, later = Assumptions.of(call, compiler, earlier, dedupe), None
     while True:
-        source = assumptions.source(function, tensors, known, call)
+        source = assumptions.source(function, tensors, known, call, serves_one_call)
         try:
             stages = pipeline.compile(source, compiler)
             assumptions.forget_values()
@@ -91,7 +95,8 @@ def compile_plan(
     if call.state.check is not None:
         call.state.check(stages)
     guards = make_guards(stages, dedupe, tensors, function.reads)
-    return CachedPlan(stages, guards, function.output, time.perf_counter_ns() - start_ns)
+    ends = function.draws.found or call.has_changed_its_key()
+    return CachedPlan(stages, guards, function.output, time.perf_counter_ns() - start_ns, serves_one_call=ends)
 
 
 def is_after_trace(error: Exception, source: Source) -> bool:
@@ -148,6 +153,7 @@ class Assumptions:
         tensors: Sequence[torch.Tensor],
         known: KnownValues | None,
         call: Call,
+        serves_one_call: Callable[[], bool],
     ) -> Source:
         values = None if self.level is None else ValueReads(self.level, tensors, self.shares_guarded)
         return Source(
@@ -157,7 +163,7 @@ class Assumptions:
             known,
             values,
             islands=self.islands,
-            serves_one_call=call.serves_one_call,
+            serves_one_call=serves_one_call,
             assigned=call.assigned,
         )
 
@@ -202,20 +208,21 @@ class FlatCall:
     parameters: Sequence[torch.Tensor | None]
     output: FlatOutput
     reads: PropertyReads
+    draws: PythonDraws
 
     @classmethod
     def of(cls, call: Call, dedupe: Dedupe) -> FlatCall:
         parameters = [tensor if isinstance(tensor, torch.nn.Parameter) else None for tensor in dedupe.enter(call.tensors)]
         arguments = call.arguments.without_tensors()
         wrappers = arguments.layout.wrappers if isinstance(arguments, WrapperArguments) else Wrappers()
-        return cls(call.function, arguments, dedupe, parameters, FlatOutput(wrappers), PropertyReads())
+        return cls(call.function, arguments, dedupe, parameters, FlatOutput(wrappers), PropertyReads(), PythonDraws())
 
     def __call__(self, *distinct: torch.Tensor) -> list[Any]:
         torch_compat.mark_parameters(distinct, self.parameters)
         args, kwargs = self.arguments.rebuild(self.dedupe.exit(distinct))
         before = Arguments.of(args, kwargs)
         wrappers = [TracedWrapper(value, end.name, end.is_leaf) for end, value in self.output.wrappers.live_arguments()]
-        with self.reads.of(distinct, wrappers), watched_values(function_of(self.function)):
+        with self.reads.of(distinct, wrappers), self.draws.noted(), watched_values(function_of(self.function)):
             result = self.function(*args, **kwargs)
         check_containers(before, Arguments.of(args, kwargs))
         return self.output.flatten(result, before.tensors)

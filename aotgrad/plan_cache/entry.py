@@ -47,7 +47,8 @@ class NoPlan:
 class CachedPlan:
     """One plan with its guards; `hits` counts calls after the first, `compile_ns` is the time of its compilation.
 
-    `settings`: those that it was compiled with; its derivatives get them, too.
+    `settings`: those that it was compiled with; its derivatives get them, too. `serves_one_call`: its function has changed
+    what it depends on, and has to do so in each call.
     """
 
     executable: Stages
@@ -56,6 +57,7 @@ class CachedPlan:
     compile_ns: int
     hits: int = 0
     settings: CompilerSettings = field(default_factory=CompilerSettings.now)
+    serves_one_call: bool = False
 
     def __post_init__(self) -> None:
         self.reference = weakref.ref(self)

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import random
+import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +29,28 @@ from aotgrad.errors import CaptureError
 from aotgrad.guards.captured_values import Captured
 from aotgrad.plan_cache.module_slots import SKIPPED
 from aotgrad.plan_cache.module_state import LiftedForward, captured_by_module
+
+
+@dataclass
+class PythonDraws:
+    """Whether a traced function draws random numbers of Python or NumPy: other ones in each call."""
+
+    found: bool = False
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        before = python_generators()
+        yield
+        self.found = self.found or python_generators() != before
+
+
+def python_generators() -> Hashable:
+    """The states of the generators of the modules `random` and `numpy.random`."""
+    numpy = sys.modules.get("numpy.random")
+    if numpy is None:
+        return random.getstate()
+    kind, keys, *others = numpy.get_state()
+    return (random.getstate(), kind, keys.tobytes(), *others)
 
 
 @dataclass

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import random
 import sys
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from torch import nn
@@ -111,7 +113,13 @@ def a_memo():
     return f, lambda: None, (memo,)
 
 
+def numbers_of_python():
+    random.seed(0), numpy.random.seed(0)
+    return lambda x: (x * random.random() + float(numpy.random.rand())).sin(), lambda: None, ()
+
+
 CASES = (
+    numbers_of_python,
     *(a_variable_that_changes, an_attribute_that_changes, a_list_that_changes, a_function_that_is_replaced),
     *(a_tensor_that_is_replaced, a_module_in_another_mode, a_counter, a_log, a_memo),
 )
