@@ -126,7 +126,7 @@ def function_with(cache: PlanCache, fn: Callable, num_params_buffers: int = 0) -
         if not kwargs and (paths := plain.get(len(args))):
             state = read_state()
             for usual in paths:
-                if usual.state is state and usual.admits(args):
+                if (usual.state is state or usual.state == state) and usual.admits(args):
                     tensors = list(args)
                     del args  # only the list holds them now, so each is freed at its last use
                     return usual.run(tensors)
