@@ -25,8 +25,10 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
+from aotgrad import torch_compat
 from aotgrad.guards.code_reads import code_reads, is_installed
 from aotgrad.guards.python_values import Identity, hashable_key, is_fixed, is_plain_object
 
@@ -140,7 +142,8 @@ class Captured:
     def key(self) -> Hashable:
         """Equal for values that a trace does not tell apart. Tensors count by identity: a plan reads them at each call."""
         naming = KeyNumbering()
-        places = tuple((place.name, naming.key_of(value)) for place, value in zip(self.places, self.before, strict=True))
+        found = zip(self.places, self.before, strict=True)
+        places = tuple((place.name, LIFTED if is_lifted(place, value) else naming.key_of(value)) for place, value in found)
         containers = tuple(naming.key_of(container) for container, _ in self.containers)
         return (places, containers, tuple(key for _, key in self.opaque))
 
@@ -163,6 +166,14 @@ class CapturedChange:
     now: Any
     before: Any
     undo: Callable[[], None]
+
+
+LIFTED = "a tensor of a transform"
+
+
+def is_lifted(place: CapturedPlace, value: Any) -> bool:
+    """Whether a value is an argument of the plans of transforms of `torch.func`, which have variables with their tensors."""
+    return isinstance(place, CellPlace) and isinstance(value, torch.Tensor) and torch_compat.is_differentiated(value)
 
 
 def are_alike(now: Any, before: Any) -> bool:
