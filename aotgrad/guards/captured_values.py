@@ -259,8 +259,8 @@ class CaptureSearch:
         self.seen[id(value)] = value
         if isinstance(value, types.FunctionType):
             self.follow(value, is_first)
-        elif type(value) in PARTS:
-            called, *others = PARTS[type(value)](value)
+        elif type(value) in PARTS_OF_CALLABLES:
+            called, *others = PARTS_OF_CALLABLES[type(value)](value)
             self.visit(called, is_first)
             self.queue += others
         elif isinstance(value, nn.Module):
@@ -374,14 +374,14 @@ class KeyNumbering:
             return [frozenset(map(hashable_key, value))]
         if isinstance(value, types.FunctionType) and is_installed_value(value):
             return [value]
-        if (read_parts := PARTS.get(type(value))) is not None:
+        if (read_parts := PARTS_OF_CALLABLES.get(type(value))) is not None:
             return map(self.key_of, read_parts(value))
         if isinstance(value, WITH_ITEMS):
             return map(self.key_of, captured_items(value))
         return [] if is_plain_object(value) else [Identity(value)]
 
 
-PARTS: Mapping[type, Callable[[Any], Iterable[Any]]] = {
+PARTS_OF_CALLABLES: Mapping[type, Callable[[Any], Iterable[Any]]] = {
     types.FunctionType: lambda each: (each.__code__, *(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()),
     types.MethodType: lambda each: (each.__func__, each.__self__),
     functools.partial: lambda each: (each.func, *each.args, *captured_items(each.keywords)),
