@@ -64,15 +64,11 @@ def compile_plan(
     reject_unknown_parts(call.tensors)
     dedupe = Dedupe.of(call.tensors)
     tensors, function = dedupe.enter(call.tensors), FlatCall.of(call, dedupe)
-
-    def serves_one_call() -> bool:
-        return call.serves_one_call() or function.draws.found or call.has_changed_its_key()
-
     known = call.known and call.known.at(dedupe.positions)
     compiler = compiler.for_call(tensors)
     assumptions, later = Assumptions.of(call, compiler, earlier, dedupe), None
     while True:
-        source = assumptions.source(function, tensors, known, call, serves_one_call)
+        source = assumptions.source(function, tensors, known, call)
         try:
             stages = pipeline.compile(source, compiler)
             assumptions.forget_values()
@@ -153,7 +149,6 @@ class Assumptions:
         tensors: Sequence[torch.Tensor],
         known: KnownValues | None,
         call: Call,
-        serves_one_call: Callable[[], bool],
     ) -> Source:
         values = None if self.level is None else ValueReads(self.level, tensors, self.shares_guarded)
         return Source(
@@ -163,7 +158,7 @@ class Assumptions:
             known,
             values,
             islands=self.islands,
-            serves_one_call=serves_one_call,
+            serves_one_call=call.serves_one_call,
             assigned=call.assigned,
         )
 
