@@ -20,7 +20,6 @@ import itertools
 import operator
 import sys
 import types
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +34,7 @@ from aotgrad.guards.python_values import Identity, hashable_key, is_fixed, is_pl
 NOTHING = object()
 """What a place holds that does not exist."""
 
-WITH_ITEMS = (list, dict, tuple, set, frozenset, OrderedDict, collections.deque, collections.defaultdict)
+WITH_ITEMS = (list, dict, tuple, set, frozenset, collections.deque)
 MAKING = ("__new__", "__init__", "__post_init__")
 CALLED = (
     *("__call__", "__enter__", "__exit__", "__getattr__", "__get__", "__set__", "__torch_function__"),

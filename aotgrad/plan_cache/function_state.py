@@ -7,7 +7,7 @@ state.read()                  hashable; the same object as long as nothing has c
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,6 @@ class FunctionState:
         if last is None or not (last.value is None or last.is_current()):
             found = ReadState.of(Captured.of(self.functions, self.known))
             if last is not None and found.value == last.value:
-                found = ReadState(found.captured, found.parts, found.of_parts, last.value)  # compared by identity
+                found = replace(found, value=last.value)  # one object is compared by identity
             last = self.last = found
         return last.value

@@ -101,20 +101,17 @@ def kept_attributes(module: nn.Module, before: Mapping[str, Any]) -> list[str]:
     """The attributes that hold a traced tensor, and held another object before."""
     now = [(name, value) for name, value in vars(module).items() if name not in SKIPPED]
     changed = [(name, value) for name, value in now if name not in before or value is not before[name]]
-    return [name for name, value in changed if any(map(torch_compat.is_traced, pytree.tree_leaves(value)))]
+    return [name for name, value in changed if has_traced(value)]
 
 
-def kept_values(captured: Captured) -> str | None:
-    """Let no captured variable, attribute or container hold a traced tensor that held none. Returns the name of one."""
-    found = None
-    for change in captured.changes():
-        if has_traced(change.now) and not has_traced(change.before):
-            change.undo()
-            found = change.name
-    return found
+def kept_value(captured: Captured) -> str | None:
+    """The name of a captured variable, attribute or container that holds a traced tensor, and held none."""
+    kept = (each.name for each in captured.changes() if has_traced(each.now) and not has_traced(each.before))
+    return next(kept, None)
 
 
 def undo_all(captured: Captured) -> None:
+    """Let everything that is captured be what it was."""
     for change in captured.changes():
         change.undo()
 
@@ -144,7 +141,7 @@ def watched_values(function: Callable, known: Iterable[Any] = ()) -> Iterator[No
         raise
     finally:
         handle.remove()
-        kept = outside.restore() or kept_values(captured)
+        kept = outside.restore() or kept_value(captured)
     if kept is not None:
         undo_all(captured)
         raise CaptureError(

@@ -1,8 +1,8 @@
 """The key of a call as plain data: equal in two processes for calls that share plans.
 
 In: `Call.current_key()`, hashable and of one process. Out: nested lists of text. Functions and classes count by their name,
-other objects that a key compares by identity by their kind. Code is not compared,
-and neither is what a function captures: a file has the plans for what it was when it was saved.
+other objects that a key compares by identity by their kind. Code is not compared, and neither is what a function captures: a
+file has the plans for what it was when it was saved.
 
     key_form((("module", ""), (float, "0x1.0p+0")))      [["'module'", "''"], ["float", "'0x1.0p+0'"]]
 """
