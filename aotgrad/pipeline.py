@@ -155,7 +155,7 @@ def run_joint_passes(joint: JointGraph, source: Source, compiler: Compiler, obse
         joint = take_guarded_values(joint, source.values.computed, source.values.keep)
     else:
         torch_compat.insert_deferred_checks(joint.module)
-    with torch_compat.disable_autocast():  # the graph has its casts; a pass that runs ops must get their dtypes
+    with torch_compat.compiler_context():
         joint = run_passes(joint, compiler, observe)
         joint = remove_repeated_effects(take_known_values(joint, source.known))
     return joint if source.values is None else drop_guarded_values(joint, source.values.keep_only)
@@ -195,7 +195,7 @@ def compile_forward(
 ) -> tuple[Partition, Compiled]:
     """Compile the forward of a partition; `known_to_backend`: the backend compiled it in another process."""
     backend = compiler.backend
-    with torch_compat.disable_autocast():
+    with torch_compat.compiler_context():
         of_forward = half_passes("forward", halves_of(partition), compiler.options.forward_passes)
         forward = of_forward.run(partition.forward, observe.after_pass)
     partition = replace(partition, forward=forward)
@@ -513,7 +513,7 @@ def compile_guard(traced: TracedJoint, source: Source, compiler: Compiler) -> No
     if split is None:
         return
     observe = compiler.observer()
-    with torch_compat.disable_autocast():
+    with torch_compat.compiler_context():
         values = run_passes(split.values, compiler, observe)
     partition, compiled = compiler.lower(values, compiler, observe, None)
     source.values.compute_by(CompiledGuard(partition.forward, static, split.answers.module, compiled.forward))

@@ -22,7 +22,7 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
-from aotgrad.capture.undo import kept_random_states, restored_assignments, restored_tensors
+from aotgrad.capture.undo import restored_assignments, restored_tensors
 from aotgrad.capture.values import Prologue, fake_of, node_of
 from aotgrad.eager_calls.call import KNOWN, Differentiation, EagerCall, Invocation
 from aotgrad.eager_calls.forms import DenseForm, SizeNumbers, Structure
@@ -246,7 +246,7 @@ class EagerCallRecorder:
                 torch_compat.ignored_unbacked_symbols(torch_compat.fake_mode_of(self._recorder.graph)),
                 recorded_by(None),
                 without_assignments(),
-                kept_random_states(),
+                torch_compat.kept_random_states(),
                 torch.no_grad(),
             ):
                 results = invocation.fake_results(fake, list(map(fake_of, tensors)))
@@ -331,7 +331,7 @@ def unobserved_run(name: str) -> Iterator[None]:
         torch_compat.no_python_dispatcher(),
         torch_compat.unobserved(),
         torch_compat.hidden_saved_tensor_hooks(),
-        kept_random_states(),
+        torch_compat.kept_random_states(),
         restored_tensors(name),
         restored_assignments(),
         without_assignments(),

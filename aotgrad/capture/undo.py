@@ -1,14 +1,12 @@
 """What a function does when it runs once more than in eager, and how it is undone.
 
-with kept_random_states(), restored_tensors("f"), restored_assignments():
+with torch_compat.kept_random_states(), restored_tensors("f"), restored_assignments():
     f(x)                    draws numbers, changes a tensor that it closes over, and assigns a buffer of a module
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,22 +19,6 @@ from torch.nn.modules.module import register_module_buffer_registration_hook, re
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
-
-
-@contextlib.contextmanager
-def kept_random_states() -> Iterator[None]:
-    """Inside, random numbers are drawn that will be drawn again: by torch, Python and NumPy."""
-    numpy, torchs = sys.modules.get("numpy"), torch_compat.default_generators()
-    states = [generator.get_state() for generator in torchs]
-    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
-    try:
-        yield
-    finally:
-        for generator, state in zip(torchs, states, strict=True):
-            generator.set_state(state)
-        random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
 
 
 @contextlib.contextmanager

@@ -171,7 +171,8 @@ def value_guard(stored: StoredGuard, compiler: Compiler, mode: FakeTensorMode, h
     compute: Callable[..., tuple] = answers
     if stored.values is not None:
         values = StoredHalf(stored.values, mode, (), held)
-        compiled = compiler.backend.compile_forward(values.for_backend(frozenset()), stored.static_inputs, False)
+        with torch_compat.compiler_context():
+            compiled = compiler.backend.compile_forward(values.for_backend(frozenset()), stored.static_inputs, False)
         compute = CompiledGuard(values, stored.static_inputs, answers, compiled.forward)
     return ValueGuard(stored.level, compute, stored.names, stored.inputs, stored.conditions, stored.draws)
 

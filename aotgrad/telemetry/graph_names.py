@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from aotgrad.ir import BoxedCallable, CompileBackward, Compiled, GraphHalf
 from aotgrad.telemetry.counters import counters
-from aotgrad.torch_compat import CompilerSettings, disable_autocast
+from aotgrad.torch_compat import CompilerSettings, compiler_context
 
 MODEL = "model"
 
@@ -40,7 +40,7 @@ class GraphNames:
 
     @contextlib.contextmanager
     def compiling(self, role: str) -> Iterator[None]:
-        """A context for compiling one graph, with autocast off: the graph contains its casts already.
+        """A context for compiling one graph.
 
         The next graph gets the next number.
         """
@@ -48,7 +48,7 @@ class GraphNames:
         outer = _names()
         _compiling.names = [f"{self.function}_{role}"]
         try:
-            with disable_autocast():
+            with compiler_context():
                 yield
         finally:
             _compiling.names = outer

@@ -176,7 +176,7 @@ from aotgrad.torch_compat.compiled_autograd import (
     no_compiled_autograd,
     recorded_node,
 )
-from aotgrad.torch_compat.compiler_settings import CONFIG_MODULES, CompilerSettings, is_engine_thread
+from aotgrad.torch_compat.compiler_settings import CONFIG_MODULES, CompilerSettings, compiler_context, is_engine_thread
 from aotgrad.torch_compat.contexts import (
     AutocastState,
     above_autograd,
@@ -549,6 +549,7 @@ from aotgrad.torch_compat.random import (
     draw_and_record,
     draw_from_clone,
     kept_generators,
+    kept_random_states,
     philox_draw,
     philox_state,
     random_state,

@@ -18,6 +18,9 @@ from typing import Any
 import torch
 from torch.utils._config_module import _UNSET_SENTINEL
 
+from aotgrad.torch_compat.contexts import disable_autocast
+from aotgrad.torch_compat.random import kept_random_states
+
 CONFIG_MODULES = (
     "torch._inductor.config",
     "torch._dynamo.config",
@@ -74,3 +77,13 @@ def _override(entry: Any) -> Any:
 def _is_copy(value: Any, entry: Any) -> bool:
     """Whether an override is torch's own copy of a default that could be changed in place."""
     return isinstance(value, (list, dict, set)) and value == entry.default
+
+
+@contextlib.contextmanager
+def compiler_context() -> Iterator[None]:
+    """Inside, a compiler works for a function: autocast is off, since the graph has its casts, and no generator moves.
+
+    Inductor draws inputs for kernels that it times: `pad_mm` in a pass of the joint graph.
+    """
+    with disable_autocast(), kept_random_states():
+        yield

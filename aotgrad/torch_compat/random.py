@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -206,6 +208,25 @@ def _philox_draw_fake(seed: torch.Tensor, offset: torch.Tensor, op: Any, *args: 
 
 
 # --- The generators of a call, on the host; nothing is read from a GPU -----------------------------------------------
+
+
+@contextlib.contextmanager
+def kept_random_states() -> Iterator[None]:
+    """Inside, random numbers are drawn that will be drawn again: by torch, Python and NumPy.
+
+    While a CUDA graph is captured, the state of a GPU's generator cannot be read: a draw there raises.
+    """
+    numpy, torchs = sys.modules.get("numpy"), default_generators()[: 1 if _is_capturing() else None]
+    states = [generator.get_state() for generator in torchs]
+    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
+    try:
+        yield
+    finally:
+        for generator, state in zip(torchs, states, strict=True):
+            generator.set_state(state)
+        random.setstate(python_state)
+        if numpy:
+            numpy.random.set_state(numpy_state)
 
 
 def clone_generator(device: torch.device) -> torch.Generator:

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
 
-import numpy as np
 import pytest
 import torch
 
-from aotgrad.capture.undo import kept_random_states, restored_assignments, restored_tensors
+from aotgrad.capture.undo import restored_assignments, restored_tensors
 from aotgrad.errors import CaptureError
-
-
-def test_no_random_generator_moves():
-    def draw():
-        return torch.rand(1).item(), random.random(), np.random.rand()
-
-    with kept_random_states():
-        numbers = draw()
-    assert draw() == numbers
 
 
 def test_tensors_get_their_values_and_versions_back():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 
 import pytest
@@ -169,6 +170,38 @@ def test_the_generator_is_left_as_eager_leaves_it(backend: str) -> None:
         return torch.rand(()).item()
 
     assert next_number(compiled(function, backend)) == next_number(function)
+
+
+def test_a_compiler_may_draw() -> None:
+    """Inductor draws the inputs of kernels that it times."""
+    drawn = []
+
+    def draw_and_compile(module, inputs):
+        drawn.append((torch.rand(1), torch.rand(1, device=default_generator().device), random.random()))
+        return module
+
+    class DrawingPass:
+        name = "drawing"
+
+        def apply(self, graph):
+            draw_and_compile(graph, ())
+            return graph
+
+    def step(function):
+        torch.manual_seed(5)
+        random.seed(5)
+        x = torch.ones(7, requires_grad=True)
+        y = function(x)
+        following = torch.randn_like(y), random.random()
+        (gradient,) = torch.autograd.grad(y, x, following[0])
+        return y, gradient, following[1], torch.randn_like(y), random.random()
+
+    function = lambda x: (x * torch.randn(7)).sin()  # noqa: E731
+    compilers = draw_and_compile, draw_and_compile
+    under_test = aotgrad.aot_function(function, *compilers, options={"joint_passes": [DrawingPass()]})
+    for actual, expected in zip(step(under_test), step(function), strict=True):
+        assert torch.equal(actual, expected) if isinstance(expected, torch.Tensor) else actual == expected
+    assert len(drawn) == 3
 
 
 @pytest.mark.parametrize("backend", THROUGH_INDUCTOR)

@@ -95,3 +95,10 @@ def test_threads_of_a_program_are_none_of_the_engine():
     assert found == [False]
     assert not compat.is_engine_thread()
     assert not in_a_thread(compat.is_engine_thread)
+
+
+def test_a_compiler_has_no_autocast_and_moves_no_generator():
+    before = torch.get_rng_state()
+    with torch.autocast("cpu", torch.bfloat16), compat.compiler_context():
+        assert torch.rand(2, 2).mm(torch.ones(2, 2)).dtype is torch.float32
+    assert torch.equal(torch.get_rng_state(), before)

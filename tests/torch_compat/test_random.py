@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +21,15 @@ def test_random_state_of_repeats_what_was_drawn_and_leaves_the_generator_alone()
     torch.set_rng_state(state["cpu"])
     torch.rand(3)
     assert torch.equal(torch.rand(3), following)
+
+
+def test_no_generator_moves_while_random_states_are_kept():
+    def draw():
+        return torch.rand(1).item(), random.random(), np.random.rand()
+
+    with compat.kept_random_states():
+        numbers = draw()
+    assert draw() == numbers
 
 
 def test_random_state_of_nothing_changes_nothing():
