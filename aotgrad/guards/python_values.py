@@ -44,6 +44,23 @@ class Identity:
         return self.hash
 
 
+class HashedOnce:
+    """A large hashable value with a cached hash; it equals itself by identity."""
+
+    __slots__ = ("hash", "value")
+
+    def __init__(self, value: Hashable) -> None:
+        self.value, self.hash = value, hash(value)
+
+    def __hash__(self) -> int:
+        return self.hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, HashedOnce) and self.hash == other.hash and self.value == other.value
+
+
 KnownKeys = dict[int, tuple[Any, Hashable]]
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -31,6 +31,7 @@ from aotgrad.plan_cache.compile import TracedOnce, compile_plan, with_own_graphs
 from aotgrad.plan_cache.eager_fallback import ran_eagerly
 from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
+from aotgrad.plan_cache.key_differences import Difference, key_differences
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.replayed_call import ReplayedCall, tensors_to_copy
 from aotgrad.plan_cache.wrappers import KnownGradientForms, WrapperArguments
@@ -320,12 +321,17 @@ class PlanCache:
             log.info("%s: no plan fits: %s", self.name, self.reason(key, tensors))
 
     def reason(self, key: tuple, tensors: Sequence[torch.Tensor]) -> str:
-        entry = self.entries.get(key, ())
         if not self.entries:
             return "there is none yet"
-        if not entry:
-            return "other Python values, or another structure of arguments or module state"
-        return "; ".join(plan.guards.why_not(tensors) for plan in entry)
+        if entry := self.entries.get(key):
+            return "; ".join(plan.guards.why_not(tensors) for plan in entry)
+        return "; ".join(map(str, self.differences(key))) or "a function that changes what it reads is retraced"
+
+    def differences(self, key: tuple) -> Iterator[Difference]:
+        """What differs from the key of the last plan that has one with the same structure of the arguments."""
+        earlier = [other for other in reversed(self.entries) if len(other) == len(key)]
+        nearest = next((other for other in earlier if other[0] == key[0]), next(iter(earlier), key))
+        return key_differences(key, nearest)
 
     def warn_once(self, key: tuple, tensors: Sequence[torch.Tensor]) -> None:
         if not self.warned:

@@ -14,8 +14,8 @@ import torch
 
 from aotgrad.guards.captured_values import Captured
 from aotgrad.guards.dictionaries import are_identical
-from aotgrad.guards.python_values import Identity
-from aotgrad.plan_cache.module_state import HashedOnce, LiftedModule
+from aotgrad.guards.python_values import HashedOnce, Identity
+from aotgrad.plan_cache.module_state import LiftedModule
 
 
 class CapturedValues(HashedOnce):

@@ -29,7 +29,7 @@ from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
 from aotgrad.guards.captured_values import Captured
 from aotgrad.guards.dictionaries import Watch, watch
-from aotgrad.guards.python_values import Identity, KnownKeys, hashable_key, is_fixed, is_plain_object
+from aotgrad.guards.python_values import HashedOnce, Identity, KnownKeys, hashable_key, is_fixed, is_plain_object
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.assigned_state import AssignedResult, ModuleContents, copy_to_assigned
 from aotgrad.plan_cache.lock import COMPILING
@@ -63,23 +63,6 @@ class ModuleArguments(Arguments):
     def rebuild(self, tensors: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
         args, kwargs = super().rebuild(tensors[self.count :])
         return (*tensors[: self.count], *args), kwargs
-
-
-class HashedOnce:
-    """A large hashable value with a cached hash; it equals itself by identity."""
-
-    __slots__ = ("hash", "value")
-
-    def __init__(self, value: Hashable) -> None:
-        self.value, self.hash = value, hash(value)
-
-    def __hash__(self) -> int:
-        return self.hash
-
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        return isinstance(other, HashedOnce) and self.hash == other.hash and self.value == other.value
 
 
 class Watched:
@@ -224,7 +207,7 @@ class ModuleState:
         everywhere = tuple(tuple(map(Identity, hooks.values())) for hooks in torch_compat.global_module_hooks())
         self.captured = captured_by_module(module)
         classes = OfClasses((self.captured.key(), *(class_state(kind, content) for kind in watched.classes)))
-        parts = (own_state(part, without_tensors(path, part, names), content) for path, part in named.items())
+        parts = ((path, own_state(part, without_tensors(path, part, names), content)) for path, part in named.items())
         self.value = HashedOnce((everywhere, classes, *parts))
         self.attributes = [slot.table[slot.key] for each in tensor_attributes(module, names) for slot in each.slots]
         self.unchanged = Unchanged(watched, content)
@@ -298,7 +281,7 @@ def own_state(module: nn.Module, values: Mapping[str, Any], content: Callable[[A
     """The state of one module without its submodules; `values` are its attributes."""
     attributes = module.__dict__
     contents = tuple((name, content(value)) for name, value in values.items())
-    hooks = tuple(hook_state(attributes, name) for name in HOOKS)
+    hooks = ("hooks", *(hook_state(attributes, name) for name in HOOKS))
     tables = tuple((key, tensor is None) for table in TABLES for key, tensor in attributes[table].items())
     parts = tuple((name, content(part)) for name, part in attributes["_modules"].items())
     return (type(module), contents, hooks, tables, parts)

@@ -10,16 +10,17 @@ file has the plans for what it was when it was saved.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 
-from aotgrad.guards.python_values import PLAIN
+from aotgrad.guards.python_values import PLAIN, HashedOnce
 from aotgrad.plan_cache.function_state import CapturedValues
-from aotgrad.plan_cache.module_state import HashedOnce, OfClasses
+from aotgrad.plan_cache.key_differences import is_scalar_key, parts_that_differ, scalar_text
+from aotgrad.plan_cache.module_state import OfClasses
 
 
 class NoForm(Exception):
@@ -75,37 +76,17 @@ FORMS: Mapping[type, Callable[[Any], Any]] = {
 }
 
 
-def differences(now: Any, wanted: Any, path: Sequence[str] = ()) -> Iterator[str]:
+def form_differences(now: Any, wanted: Any) -> Iterator[str]:
     """Where two forms differ, in words.
 
-    >>> list(differences([["'p'", ["float", "'0x1.0p-1'"]]], [["'p'", ["float", "'0x1.0p-2'"]]]))
+    >>> list(form_differences([["'p'", ["float", "'0x1.0p-1'"]]], [["'p'", ["float", "'0x1.0p-2'"]]]))
     ['p: 0.5, not 0.25']
     """
-    if now == wanted:
-        return
-    if is_number_form(now) or is_number_form(wanted):
-        yield ": ".join([*path[-2:], f"{short(now)}, not {short(wanted)}"])
-        return
-    if not (isinstance(now, list) and isinstance(wanted, list) and len(now) == len(wanted)):
-        yield ": ".join([*path[-2:], f"{short(now)}, not {short(wanted)}"])
-        return
-    named = now[:1] == wanted[:1] and bool(now) and isinstance(now[0], str) and now[0].startswith("'")
-    inside = [*path, now[0].strip("'")] if named else path
-    for one, other in zip(now, wanted, strict=True):
-        yield from differences(one, other, inside)
-
-
-SCALARS = ("bool", "float", "int", "str", "NoneType")
-
-
-def is_number_form(form: Any) -> bool:
-    """Whether a form is that of a number or text: its type and its value."""
-    return isinstance(form, list) and len(form) == 2 and form[0] in SCALARS
+    for each in parts_that_differ(now, wanted):
+        yield ": ".join([*each.path[-2:], f"{short(each.now)}, not {short(each.before)}"])
 
 
 def short(form: Any) -> str:
     """The form, as far as fits a message; a float as such."""
-    if is_number_form(form):
-        return repr(float.fromhex(form[1].strip("'"))) if form[0] == "float" else form[1]
-    text = str(form)
+    text = scalar_text(form) if is_scalar_key(form) else str(form)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -17,7 +17,7 @@ from aotgrad.plan_cache.cache import Admitted, PlanCache
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compile import FlatCall
 from aotgrad.plan_cache.lock import COMPILING
-from aotgrad.shipping.key_form import NoForm, call_form, differences
+from aotgrad.shipping.key_form import NoForm, call_form, form_differences
 from aotgrad.shipping.revive import Revived, revive
 
 
@@ -45,7 +45,7 @@ class FiledPlan:
             *((name, form[name], wanted) for name, wanted in self.key.items()),
             *((f"global state: {name}", now.get(name), wanted) for name, wanted in settings.items()),
         )
-        return [f"{name}: {found}" for name, one, other in parts for found in differences(one, other)]
+        return [f"{name}: {found}" for name, one, other in parts for found in form_differences(one, other)]
 
 
 @dataclass

@@ -21,7 +21,8 @@ from torch import nn
 from aotgrad import native
 from aotgrad.errors import CaptureError
 from aotgrad.guards.dictionaries import are_identical
-from aotgrad.plan_cache.module_state import HashedOnce, LiftedModule
+from aotgrad.guards.python_values import HashedOnce
+from aotgrad.plan_cache.module_state import LiftedModule
 from aotgrad.training_step.numbers import Numbers
 from aotgrad.training_step.optimizer_state import OptimizerState
 from aotgrad.training_step.scaler_state import ScalerState
