@@ -207,6 +207,18 @@ class OutputHook:
     arguments: tuple[Any, ...]
 
 
+class WriteTime(Enum):
+    """When an input is written: before the last tensor that autograd saves, after it, or both."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    BOTH = "both"
+
+    @classmethod
+    def of(cls, is_before: Collection[bool]) -> WriteTime:
+        return cls.BOTH if len(is_before) == 2 else cls.BEFORE if True in is_before else cls.AFTER
+
+
 @dataclass(frozen=True)
 class Capture:
     """A function that ran once on functional fake tensors, with the trace still open.
@@ -226,6 +238,7 @@ class Capture:
         new_leaves: inputs that the function made require grad.
         assigned: inputs that got other memory (`x.data = y`), with the output that holds it.
         ended: inputs that no longer require grad, or that were detached.
+        written: when inputs are written; one that is written and is not here is written by an op that does not show it.
     """
 
     trace: OpenTrace
@@ -248,6 +261,7 @@ class Capture:
     new_leaves: frozenset[int] = frozenset()
     assigned: Mapping[int, int] = field(default_factory=dict)
     ended: frozenset[int] = frozenset()
+    written: Mapping[int, WriteTime] = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[InputSpec, ...]:

@@ -32,4 +32,5 @@ hooks                  hooks that the function registers
 indexing               views that eager does not make
 repeats                computations that repeat earlier ones
 views_before_mutation  views that were made before the last write to their memory
+write_times            whether inputs are written before the last tensor that autograd saves
 """

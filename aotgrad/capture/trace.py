@@ -38,6 +38,7 @@ from aotgrad.capture.literals import SymbolicLiterals
 from aotgrad.capture.recorder import LIBRARY_FOLDERS, UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, OpenedContexts, rerun_context
 from aotgrad.capture.values import ValueReads, forget_constants, takes_symbolic_float
+from aotgrad.capture.write_times import write_times
 from aotgrad.eager_calls.call import EagerCall
 from aotgrad.errors import AOTGradError, CaptureError, add_note
 from aotgrad.graph import op_table
@@ -118,6 +119,11 @@ class Trace:
     @property
     def graph(self) -> fx.Graph:
         return self.recorder.graph
+
+    @property
+    def writes(self) -> Sequence[torch_compat.InPlaceWrite]:
+        """The mutating ops that have run."""
+        return torch_compat.writes_of(self._functional_mode)
 
     @property
     def asks_for_offsets(self) -> bool:
@@ -203,11 +209,11 @@ class Trace:
             return run(region, *args, **settings)
         tensors = self._nodes_of(args)
         last, begun = next(iter(reversed(self.graph.nodes)), None), len(self._kept)
-        written = torch_compat.count_of_writes(self._functional_mode)
+        written = len(self.writes)
         result = run(region, *args, **settings)
         made = itertools.takewhile(lambda node: node is not last, reversed(self.graph.nodes))
         draws = not settings.get("preserve_rng_state", True) and any(op_table.draws(node) for node in made)
-        writes = torch_compat.count_of_writes(self._functional_mode) > written
+        writes = len(self.writes) > written
         inside = frozenset(each.region for each in self._kept[begun:])
         results = self._nodes_of(result if isinstance(result, (tuple, list)) else [result])
         self._kept.append(KeptRegion(region, tensors, results, draws, writes, inside))
@@ -520,6 +526,7 @@ def run_traced(
         reject_old_memory(trace, seen.assignments.before, arguments, outputs)
         assigned = {index: len(outputs) + k for k, index in enumerate(seen.assignments.before)}
         outputs += tuple(torch_compat.detached_functional(arguments[index]) for index in assigned)
+        written = write_times(trace.writes, arguments, results, trace.node_of)
     nodes_with_hooks = seen.hooks.hooked_nodes([*outputs, *arguments])
     return Capture(
         *(trace, convention, primals, arguments, before, outputs, len(results)),
@@ -533,6 +540,7 @@ def run_traced(
         new_leaves=new_leaves,
         assigned=assigned,
         ended=ended,
+        written=written,
     )
 
 

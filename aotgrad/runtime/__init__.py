@@ -22,6 +22,7 @@ zeros            removes what undefined tangents need
 saved_tensors    what a node saves
 overwritable     which saved values a backward may write over
 recomputation    the inputs of gradients of gradients
+repeated_calls   calls that a checkpoint repeats in a backward
 inlined          a backward as a part of compiled autograd's graph
 anomaly          the backward under `detect_anomaly`
 """

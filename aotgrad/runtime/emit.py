@@ -28,6 +28,7 @@ from aotgrad.runtime.backward import Backward
 from aotgrad.runtime.inner_values import attach_with_stand_ins
 from aotgrad.runtime.native_node import attach_function
 from aotgrad.runtime.recomputation import HigherOrder, Recomputation
+from aotgrad.runtime.repeated_calls import attach_and_wait
 from aotgrad.runtime.reused_memory import ForwardInReusedMemory
 from aotgrad.runtime.schedule import Schedule
 from aotgrad.runtime.steps import Forward, ReturnValue, SetVersion
@@ -115,6 +116,7 @@ def namespace_of_steps() -> dict[str, Any]:
         "synthetic_base": synthetic_base,
         "attached_base": attached_base,
         "memory_alias": memory_alias,
+        "attach_and_wait": attach_and_wait,
         "sentinel": SENTINEL,
         "CallDetails": CallDetails,
         "Recomputation": Recomputation,

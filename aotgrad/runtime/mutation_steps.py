@@ -6,13 +6,13 @@ In: `StageResults`. Out: the steps before autograd saves tensors (versions rise,
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aotgrad import torch_compat
 from aotgrad.graph.memory_owners import memory_owner
-from aotgrad.ir import InputAliasInfo, InputSpec, MemberInput, SyntheticBase
+from aotgrad.ir import InputAliasInfo, InputSpec, MemberInput, SyntheticBase, WriteTime
 from aotgrad.runtime.stage_results import StageResults, is_changed, result_name
 from aotgrad.runtime.steps import (
     AliasBase,
@@ -159,11 +159,26 @@ class MutationSteps:
 
     # -- writes
 
-    def mutations(self, written_before: Container[int]) -> Iterator[Step]:
-        """Write the inputs that are not among `written_before`."""
-        for index, info in enumerate(self.meta.inputs):
-            if info is not None and index not in written_before and is_changed(info):
-                yield from self.mutate(index, info)
+    def time_of(self, index: int) -> WriteTime:
+        """When an input is written; all in one memory count as one."""
+        times = {self.capture.written.get(k, WriteTime.BEFORE) for k in self.capture.sharing(index)}
+        return WriteTime.BOTH if len(times) == 2 else times.pop()
+
+    def mutations(self, written_before: Container[int], end: Sequence[Step]) -> Iterator[Step]:
+        """Write the inputs that are not among `written_before`; `end` comes before those that eager writes last."""
+        left = [index for index in self.changed if index not in written_before]
+        late = [index for index in left if self.time_of(index) is WriteTime.AFTER]
+        for index in left:
+            if index not in late:
+                yield from self.mutate(index, self.meta.info(index))
+        yield from end
+        for index in late:
+            yield from self.mutate(index, self.meta.info(index))
+
+    @functools.cached_property
+    def changed(self) -> tuple[int, ...]:
+        """The inputs that are written."""
+        return tuple(index for index, info in enumerate(self.meta.inputs) if is_changed(info))
 
     def mutate(self, index: int, info: InputAliasInfo) -> Iterator[Step]:
         """Change the geometry of an input, write its new data, and make its version what it is in eager."""

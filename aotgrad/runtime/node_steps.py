@@ -12,13 +12,14 @@ from typing import Any
 
 from aotgrad import ir, torch_compat
 from aotgrad.graph.memory_owners import memory_owner
-from aotgrad.ir import BackwardSegment, TensorInput
+from aotgrad.ir import BackwardSegment, TensorInput, WriteTime
 from aotgrad.runtime.mutation_steps import MutationSteps
 from aotgrad.runtime.segments import memory_of
 from aotgrad.runtime.stage_results import StageResults, has_strides_of, is_changed, result_name
 from aotgrad.runtime.steps import (
     AssembleResult,
     Attach,
+    EndRecomputation,
     KeepHistory,
     KeepInputs,
     MakeAlias,
@@ -75,6 +76,29 @@ class NodeSteps:
             yield from self.assembled_after(number)
         yield from self.recorded_results()
 
+    def end_of_recomputation(self) -> list[EndRecomputation]:
+        """Where a checkpoint ends the call, if not at the last node that saves a tensor: eager has written more by then."""
+        return [EndRecomputation()] if self.waits else []
+
+    @functools.cached_property
+    def waits(self) -> bool:
+        """Whether eager writes an input before the last tensor is saved, and the steps write it after that."""
+        if self.last_saving is None:
+            return False
+        left = (index for index in self.mutations.changed if self.written_at.get(index, -1) < self.last_saving)
+        return any(self.mutations.time_of(index) is WriteTime.BEFORE for index in left)
+
+    @functools.cached_property
+    def partly_written(self) -> tuple[int, ...]:
+        """The inputs that eager has written in part when the last tensor is saved."""
+        return tuple(index for index in self.mutations.changed if self.mutations.time_of(index) is WriteTime.BOTH)
+
+    @functools.cached_property
+    def last_saving(self) -> int | None:
+        """The segment whose node is the last one to save a tensor."""
+        saving = (k for k, half in enumerate(self.halves) if of_kind(half.signature.inputs, Saved))
+        return next(saving, None)
+
     def unread(self) -> frozenset[str]:
         """Tensors of a module with a history that no graph reads: a node that kept it would keep that of all calls before.
 
@@ -126,6 +150,8 @@ class NodeSteps:
             grad_mode=self.results.node_grad_mode,
             memory=tuple(name if name in self.inputs else f"memory_{index}" for index, name in memory.items()),
             watched=tuple(self.watched_memory(segment)),
+            waits=number == self.last_saving and self.waits,
+            partly_written=self.partly_written if number == self.last_saving else (),
         )
 
     def variable_of(self, place: Any) -> str:
@@ -245,9 +271,10 @@ class NodeSteps:
     def may_be_written_first(self, index: int) -> bool:
         """Whether an input can be written before any node: it has no history, and nothing saves its old value.
 
-        Saved-tensor hooks should see what is written. They may also end the call, as the one of a checkpoint that has all
-        that it needs does; by then, eager has written. Inputs with one version counter are written together.
+        Saved-tensor hooks should see what eager has written by then. Inputs with one version counter are written together.
         """
+        if self.mutations.time_of(index) is not WriteTime.BEFORE:
+            return False
         groups = (set(group) for group in self.capture.convention.shared_versions if index in group)
         return is_changed(self.meta.inputs[index]) and all(map(self.has_no_history, {index}.union(*groups)))
 

@@ -72,7 +72,7 @@ def make_schedule(capture: Capture, meta: ViewAndMutationMeta, partition: Partit
         *views.custom_views(),
         *views.new_leaves(),
         *nodes.attach(),
-        *mutations.mutations(written_before=nodes.written_at),
+        *mutations.mutations(nodes.written_at, nodes.end_of_recomputation()),
         *views.detached_inputs(),
         *views.outputs(made_before=nodes.made_at),
         *views.assignments(),

@@ -1,7 +1,7 @@
 """The steps of a schedule. Each class says what it reads, which source it emits, and what it does in words.
 
 the forward              MakeBase, Forward, AdvanceGenerator
-autograd nodes           KeepInputs, RecordResults, MakeBoundary, Attach, KeepHistory, CallMethod
+autograd nodes           KeepInputs, RecordResults, MakeBoundary, Attach, EndRecomputation, KeepHistory, CallMethod
 wrapper subclasses       AssembleResult, PassThrough
 tensors of one memory    MakeAlias, AliasBase, ConvertToInference, MakeView
 writes and versions      UpdateGeometry, CopyBack, AssignData, ShareVersion, SetVersion, StartVersion
@@ -297,6 +297,8 @@ class Attach(Step):
 
     `backward` names what the node runs. `grad_mode` is the mode to make the node in; `None` leaves the caller's. `memory` is
     the memory that backwards change in place and that this one reads or changes. `watched`: see `SavingNodes.memory`.
+    `waits`: a checkpoint that ends the call here, since it has all saved tensors, ends it at `EndRecomputation`. It may not
+    end it if there are `partly_written` inputs.
     """
 
     backward: str
@@ -308,6 +310,8 @@ class Attach(Step):
     grad_mode: bool | None
     memory: tuple[str, ...] = ()
     watched: tuple[WatchedMemory, ...] = ()
+    waits: bool = False
+    partly_written: tuple[int, ...] = ()
 
     def reads(self) -> tuple[str, ...]:
         watched = (each.name for each in self.watched)
@@ -320,8 +324,11 @@ class Attach(Step):
         arguments = [self.backward, f"({tuple_of(self.outputs)})", f"({tuple_of(self.saved)})", "recomputation"]
         arguments.append(self._details(writer))
         arguments += ["sentinel", *self.inputs] if needs_sentinel(len(self.inputs)) else self.inputs
+        results, attach = tuple_of(self.outputs), "attach("
+        if self.waits or self.partly_written:
+            results, attach = f"end, {results}", f"attach_and_wait({self.partly_written}, attach, "
         with writer.grad_mode(self.grad_mode):
-            writer.line(f"{tuple_of(self.outputs)} = attach({', '.join(arguments)})")
+            writer.line(f"{results} = {attach}{', '.join(arguments)})")
 
     def _details(self, writer: SourceWriter) -> str:
         """What only the call knows; see `CallDetails`."""
@@ -340,6 +347,17 @@ class Attach(Step):
         node = f"give {list_of_names(self.outputs)} the autograd node of `{self.backward}`"
         saved = f"it saves {count(self.saved, 'tensor')}{sizes}"
         return f"{node}; {saved} and returns gradients of {list_of_names(self.inputs)}"
+
+
+@dataclass(frozen=True)
+class EndRecomputation(Step):
+    """End a call that a checkpoint has repeated for its saved tensors: eager would have been ended here."""
+
+    WORDS = "end the call if a checkpoint only wanted what is saved"
+
+    def emit(self, writer: SourceWriter) -> None:
+        with writer.block("if end is not None:"):
+            writer.line("raise end")
 
 
 @dataclass(frozen=True)

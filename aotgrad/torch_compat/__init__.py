@@ -131,6 +131,7 @@ from aotgrad.torch_compat.autograd import (
     saved_by_node,
     saved_tensors,
     saved_tensors_without_hooks,
+    saves_a_tensor,
     saves_a_value,
     saves_packed_values,
     sequence_nr,
@@ -156,6 +157,7 @@ from aotgrad.torch_compat.backward_checks import (
 from aotgrad.torch_compat.casting_kernels import CASTING_FUNCTIONS, CASTING_KERNELS, note_autocast, run_casting_kernel
 from aotgrad.torch_compat.checkpoints import (
     REENTRANT_WITHOUT_GRADIENT,
+    RecomputationStop,
     has_own_policy,
     kept_policy,
     plain_checkpoints,
@@ -308,14 +310,15 @@ from aotgrad.torch_compat.functionalization import (
     VALUES_TO_WRITE,
     WITHOUT_FUNCTIONAL_FORM,
     EffectTokens,
+    InPlaceWrite,
     ReadsValues,
     compute_and_write,
-    count_of_writes,
     expands_nothing,
     functional_mode,
     guarded_dispatch,
     is_list_of_tensors,
     sizes_of_view,
+    writes_of,
 )
 from aotgrad.torch_compat.functorch_settings import PEER_PARAMETERS, PEER_SETTINGS, PeerParameter
 from aotgrad.torch_compat.fused_optimizers import FUSED_UPDATES, default_foreach, record_float, record_fused_update

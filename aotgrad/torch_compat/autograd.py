@@ -346,6 +346,22 @@ def saves_a_value(node: Any, saved: Sequence[torch.Tensor] = ()) -> bool:
     return bool(saved) or any(map(functools.partial(_holds_a_tensor, node), _saved_attributes(type(node))))
 
 
+def saves_a_tensor(node: Any) -> bool:
+    """Whether saved-tensor hooks see something that a node, custom or not, saved. They do not see a number.
+
+    A node that does not show what it saved counts as one that saved a tensor.
+    """
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return len(node._raw_saved_tensors) > 0
+    hides = type(node).__name__ == "CopySlices" or saves_packed_values(node)  # to read a packed one would unpack it
+    return hides or any(_holds_a_tensor(node, name, _is_number) for name in _saved_attributes(type(node)))
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a value is what `x * 2` saves of the 2, in a trace."""
+    return type(value) is torch.Tensor and value.dim() == 0
+
+
 @functools.lru_cache(maxsize=4096)
 def _saved_attributes(kind: type) -> tuple[str, ...]:
     """The attributes in which nodes of one kind expose what they saved, looked up once per kind."""
@@ -361,12 +377,13 @@ def saves_packed_values(node: Any) -> bool:
     return type(node).__name__ == "CppFunction" or any(getattr(saved, "unpack_hook", None) is not None for saved in raw)
 
 
-def _holds_a_tensor(node: Any, name: str) -> bool:
+def _holds_a_tensor(node: Any, name: str, is_number: Callable[[Any], bool] = lambda _: False) -> bool:
     try:
         value = getattr(node, name)
     except RuntimeError:  # changed in place, or freed
         return True
-    return any(each is not None for each in (value if isinstance(value, (list, tuple)) else (value,)))
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return not all(each is None or is_number(each) for each in values)
 
 
 def saved_tensors(node: Any) -> list[torch.Tensor]:

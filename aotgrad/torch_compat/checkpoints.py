@@ -99,6 +99,10 @@ def kept_policy() -> Iterator[None]:
         fx_traceback.current_meta.update(before)
 
 
+RecomputationStop: type[BaseException] = torch.utils.checkpoint._StopRecomputationError
+"""Ends the recomputation of a region: a saved-tensor hook raises it when it has all that the region has saved."""
+
+
 _Rerun = Callable[..., Any]
 
 _GENERATOR = next(  # the first is torch 2.15's

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -17,12 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
+from aotgrad.torch_compat.autograd import sequence_nr
 from aotgrad.torch_compat.casting_kernels import CASTING_KERNELS, run_casting_kernel
 from aotgrad.torch_compat.contexts import normal_mode
 from aotgrad.torch_compat.functional_tensors import wrapped_result, wrapped_results
 from aotgrad.torch_compat.generators import draw_from, generator_of, is_default_generator, with_generator
 from aotgrad.torch_compat.layouts import AbsoluteGeometry, UnsafePieces, keep_layouts, keep_lazy_bits
-from aotgrad.torch_compat.memory import is_dense
+from aotgrad.torch_compat.memory import has_storage, is_dense, storage_id
 from aotgrad.torch_compat.ops import READS_VALUES, OpKind, is_foreach, kind_of_op, unsafe_view, written_arguments
 from aotgrad.torch_compat.recording import DEVICE_OF, is_outside_of_kernels, settle
 from aotgrad.torch_compat.refusals import (
@@ -85,14 +87,31 @@ def functional_mode(
     mode._tokens = EffectTokens(make_token)
     mode._geometry, mode._pieces = AbsoluteGeometry(), UnsafePieces()
     mode._below, mode._record, mode._has_reshaped, mode._assign = below, record, False, None
-    mode._writes, mode._casts = 0, frozenset()
+    mode._writes, mode._casts = [], frozenset()
     # Set on the instance: higher-order ops look up their rules by the exact type of the mode.
     mode.__torch_dispatch__ = types.MethodType(guarded_dispatch, mode)
     return mode
 
 
-def count_of_writes(mode: FunctionalTensorMode) -> int:
-    """How many mutating ops have run in a `functional_mode`."""
+@dataclass(frozen=True)
+class InPlaceWrite:
+    """One op that writes in place.
+
+    Attributes:
+        storages: of what it writes to.
+        node_number: the number of its autograd node, or of the last one before it.
+        after: the last node of the graph before it.
+        is_differentiated: whether grad mode was on.
+    """
+
+    storages: frozenset[int]
+    node_number: int
+    after: Any
+    is_differentiated: bool
+
+
+def writes_of(mode: FunctionalTensorMode) -> Sequence[InPlaceWrite]:
+    """The mutating ops that have run in a `functional_mode`."""
     return mode._writes
 
 
@@ -146,7 +165,8 @@ def guarded_dispatch(mode: FunctionalTensorMode, op: Any, classes: Any, args: An
     if (generator := generator_of(op, args, kwargs)) is not None:
         return _run_with_generator(generator, mode, op, classes, args, kwargs)
     reshapes = torch.Tag.inplace_view in op.tags
-    mode._writes += op._schema.is_mutable
+    if op._schema.is_mutable:
+        mode._writes.append(_write_of(mode, op, args, kwargs))
     mode._has_reshaped |= reshapes
     with torch._C.DisableTorchFunction():  # the user's function does not ask what the checks ask
         _check_op(mode, op, args, kwargs)
@@ -245,6 +265,12 @@ A rewrite gives `NotImplemented` if it does not apply to these arguments.
 
 
 # -- writes in place
+
+
+def _write_of(mode: FunctionalTensorMode, op: torch._ops.OpOverload, args: Any, kwargs: Mapping[str, Any]) -> InPlaceWrite:
+    written = filter(has_storage, written_arguments(op, args, kwargs))
+    last = None if mode._below is None else next(iter(reversed(mode._below.tracer.graph.nodes)), None)
+    return InPlaceWrite(frozenset(map(storage_id, written)), sequence_nr() - 1, last, torch.is_grad_enabled())
 
 
 def _functional_write(

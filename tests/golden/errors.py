@@ -1671,6 +1671,21 @@ def island_behind_a_hook_that_copies():
 
 
 @error_case
+def stopped_between_two_writes():
+    """A checkpoint repeats a call up to its last saved tensor, and the call writes a buffer before and after it."""
+
+    @functools.partial(aotgrad.aot_function, fw_compiler=aotgrad.nop)
+    def function(x, count):
+        count.add_(1)
+        y = x.sin().exp()
+        count.add_(1)
+        return y
+
+    x, count = torch.ones(3, requires_grad=True), torch.zeros(3)
+    torch.utils.checkpoint.checkpoint(lambda x: function(x, count), x, use_reentrant=False).sum().backward()
+
+
+@error_case
 def island_in_an_export():
     """A graph that is exported runs without the function."""
     exponential = aotgrad.island(lambda x: x.exp())

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint as torchs_checkpoint
 from torch.utils.checkpoint import create_selective_checkpoint_contexts, set_checkpoint_early_stop
 
 import aotgrad
+from aotgrad.errors import UnsupportedMutationError
 
 from .against_eager import ALL, COMPILERS, compiled
 from .test_backward_effects import (
@@ -683,3 +684,111 @@ def test_a_compiled_region_that_is_recomputed_counts_again(backend: str) -> None
         return [buffer, x.grad]
 
     torch.testing.assert_close(results(compiled(region, backend)), results(region))
+
+
+def counts_before(x, buffer):
+    buffer.add_(1)
+    return x.sin().exp()
+
+
+def counts_afterwards(x, buffer):
+    y = x.sin().exp()
+    buffer.add_(1)
+    return y * 2
+
+
+def counts_after_what_saves_its_result(x, buffer):
+    y = x.sigmoid()
+    buffer.mul_(2)
+    return y
+
+
+def normalizes_last(x, buffer):
+    return F.batch_norm(x.sin(), buffer[0], buffer[1], training=True)
+
+
+def adds_a_value_with_a_gradient(x, buffer):
+    y = x.sin()
+    buffer.add_(y)
+    return y.exp()
+
+
+def adds_one_afterwards(x, buffer):
+    y = x.sin().exp()
+    buffer.add_(y)
+    return y * 2
+
+
+def adds_to_a_part(x, buffer):
+    buffer[0].add_(x[0].sin())
+    return x.exp()
+
+
+def overwrites_with_a_gradient(x, buffer):
+    buffer.copy_(x.cos())
+    return x.sin().exp()
+
+
+def changes_both(x, buffer):
+    """The backward starts at a segment that saves nothing; the one that saves is made before the write."""
+    buffer.sigmoid_()
+    x.mul_(2)
+    return x.sigmoid() * 3
+
+
+CHANGES_IN_A_COMPILED_REGION = [
+    counts_before,
+    counts_afterwards,
+    counts_after_what_saves_its_result,
+    normalizes_last,
+    adds_a_value_with_a_gradient,
+    adds_one_afterwards,
+    adds_to_a_part,
+    overwrites_with_a_gradient,
+    changes_both,
+]
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("function", CHANGES_IN_A_COMPILED_REGION)
+@pytest.mark.parametrize("backend", ALL)
+def test_a_compiled_region_writes_again_what_eager_does(function: Callable, early_stop: bool, backend: str) -> None:
+    """Eager repeats what comes before the last saved tensor. Also the history of what it has written is repeated."""
+
+    def results(function: Callable) -> list[Any]:
+        torch.manual_seed(0)
+        leaf, buffer = x_and_buffer()
+        x = leaf * 1
+        with set_checkpoint_early_stop(early_stop):
+            y = checkpoint(lambda: function(x, buffer))
+        y.sum().backward(retain_graph=True)
+        written = buffer.clone()
+        found = [y, x, written, x._version, buffer._version, x.requires_grad, buffer.requires_grad]
+        if buffer.requires_grad:
+            (gradient,) = torch.autograd.grad(buffer.sum(), x, retain_graph=True, allow_unused=True)
+            found.append(gradient)
+        return found
+
+    for mine, eager in zip(results(compiled(function, backend)), results(function), strict=True):
+        torch.testing.assert_close(mine, eager)
+
+
+@pytest.mark.parametrize("backend", ALL)
+def test_a_compiled_region_that_would_be_stopped_between_two_writes(backend: str) -> None:
+    def function(x, buffer):
+        buffer.add_(1)
+        y = x.sin().exp()
+        buffer.add_(1)
+        return y * 2
+
+    under_test = compiled(function, backend)
+    x, buffer = x_and_buffer()
+    y = checkpoint(lambda x: under_test(x, buffer), x)
+    before = buffer.clone()
+    with pytest.raises(UnsupportedMutationError, match="stops it between two writes"):
+        y.sum().backward()
+    assert torch.equal(buffer, before)
+    with set_checkpoint_early_stop(False):
+        checkpoint(lambda x: under_test(x, buffer), x).sum().backward()
+    torch.testing.assert_close(buffer, before + 4)
+    torch.testing.assert_close(x.grad, 2 * x.cos() * x.sin().exp())

@@ -318,6 +318,10 @@ def test_nodes_that_save_a_value_run_once():
             saving.sum().backward()
     for free in (x + 2, x.cumsum(0), torch.cat([x, x]), x.mean(), Watching.apply(x, x)):
         assert not compat.saves_a_value(free.grad_fn)
+    for saving in (x.exp(), x.prod(0), torch.where(x > 0, x, 0.0)):
+        assert compat.saves_a_tensor(saving.grad_fn)
+    for free in (x + 2, x * 2, x.cumsum(0), torch.cat([x, x])):
+        assert not compat.saves_a_tensor(free.grad_fn)
     with pytest.raises(RuntimeError, match="a second time"):
         compat.raise_second_backward()
     (saved,) = compat.saved_tensors(x.exp().grad_fn)

@@ -149,3 +149,17 @@ def test_a_node_keeps_the_policy_of_the_user():
         compat.tag_recomputed(node, 2)
     tags = [(node.meta["recompute"], node.meta["ac_graph_id"]) for node in (plain, kept_by_user)]
     assert tags == [(policy.PREFER_RECOMPUTE, 2), (policy.MUST_SAVE, 2)]
+
+
+def test_a_hook_stops_the_recomputation_when_it_has_what_was_saved():
+    stopped = []
+
+    def region(x):
+        try:
+            return x.exp()
+        except compat.RecomputationStop:
+            stopped.append(1)
+            raise
+
+    checkpoint(region, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
+    assert stopped == [1]

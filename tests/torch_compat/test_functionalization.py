@@ -98,11 +98,13 @@ def test_effect_tokens_are_made_when_they_are_needed():
 def test_writes_are_counted(fake_mode):
     trace = Tracing(fake_mode, torch.ones(2))
     with trace.active() as x:
-        before = compat.count_of_writes(trace.functional_mode)
+        before = len(compat.writes_of(trace.functional_mode))
         y = x.sin()
-        assert compat.count_of_writes(trace.functional_mode) == before
+        assert len(compat.writes_of(trace.functional_mode)) == before
         y.add_(1)
-        assert compat.count_of_writes(trace.functional_mode) == before + 1
+        assert len(compat.writes_of(trace.functional_mode)) == before + 1
+        write: compat.InPlaceWrite = compat.writes_of(trace.functional_mode)[-1]
+        assert write.storages == {compat.storage_id(y)} and write.is_differentiated == torch.is_grad_enabled()
 
 
 def test_what_answers_reads_of_values_is_asked_by_the_functional_mode(fake_mode):
