@@ -33,6 +33,7 @@ from aotgrad.plan_cache.entry import CachedPlan, FastPath, NoPlan, NotCompiled
 from aotgrad.plan_cache.generators import Drawing, GeneratorArguments, generators_of, set_states
 from aotgrad.plan_cache.key_differences import Difference, key_differences
 from aotgrad.plan_cache.lock import COMPILING
+from aotgrad.plan_cache.outside_values import undone_if_it_fails
 from aotgrad.plan_cache.replayed_call import ReplayedCall, tensors_to_copy
 from aotgrad.plan_cache.wrappers import KnownGradientForms, WrapperArguments
 from aotgrad.subclasses.boundary import Wrappers
@@ -258,7 +259,7 @@ class PlanCache:
             traced = TracedOnce(call.function)
             try:
                 earlier = self.entries.get(call.key, ())
-                with self.settings_for(call).active():
+                with self.settings_for(call).active(), undone_if_it_fails():
                     plan = compile_plan(call._replace(function=traced), self.compiler, self.name, earlier)
             except Exception as error:
                 return Admitted(self.after_failure(call, error, traced))

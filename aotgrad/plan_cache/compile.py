@@ -34,7 +34,7 @@ from aotgrad.pipeline import Compiler, SmallGraph, Source, Stages
 from aotgrad.plan_cache.arguments import Arguments, FlatOutput
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.entry import CachedPlan, NotCompiled
-from aotgrad.plan_cache.outside_values import PythonDraws, watched_values
+from aotgrad.plan_cache.outside_values import PythonDraws, undone_if_it_fails, watched_values
 from aotgrad.plan_cache.wrappers import WrapperArguments
 from aotgrad.subclasses.boundary import Wrappers
 from aotgrad.subclasses.bridge import GradientForm, OtherGradientForm
@@ -52,8 +52,8 @@ def compile_plan(
 ) -> CachedPlan:
     """Trace and compile the function of a call.
 
-    A trace that fails is repeated with stricter assumptions, see `Assumptions.after`. A function that changed what its plans
-    depend on is not traced twice: it would change that twice.
+    A trace that fails is repeated with stricter assumptions, see `Assumptions.after`, after what it has changed is undone. A
+    module that changed an attribute is not traced twice: it would change that twice.
 
     Args:
         name: what the log calls the function.
@@ -70,7 +70,8 @@ def compile_plan(
     while True:
         source = assumptions.source(function, tensors, known, call)
         try:
-            stages = pipeline.compile(source, compiler)
+            with undone_if_it_fails():
+                stages = pipeline.compile(source, compiler)
             assumptions.forget_values()
             break
         except WrappedGradient as error:

@@ -1,7 +1,8 @@
 """What a traced function captures must keep no tensor of the trace, and must stay as it is in the backward.
 
-    with watched_values(function):
-        function(*traced)                   raises if box.last is a traced tensor now; it is what it was before
+    with undone_if_it_fails():              what the function has changed is undone if a later stage raises
+        with watched_values(function):
+            function(*traced)               raises if box.last is a traced tensor now; it is what it was before
 
 What a module assigns that is compiled itself is a result of its plan: `assigned_state.py`. Other captured values may change:
 each call retraces the function then. A backward is not retraced with each run, so a change there is an error. The class
@@ -16,6 +17,7 @@ import random
 import sys
 import types
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -116,6 +118,27 @@ def undo_all(captured: Captured) -> None:
         change.undo()
 
 
+_traced: ContextVar[list[Captured] | None] = ContextVar("aotgrad_traced", default=None)
+"""What the functions have captured that were traced for a plan in the making, as it was before."""
+
+
+@contextlib.contextmanager
+def undone_if_it_fails() -> Iterator[None]:
+    """Inside, a plan is made. If that raises, what its traces have changed of captured values is undone."""
+    around, traced = _traced.get(), list[Captured]()
+    token = _traced.set(traced)
+    try:
+        yield
+    except BaseException:  # the function may be traced again, or run
+        for captured in reversed(traced):
+            undo_all(captured)
+        raise
+    finally:
+        _traced.reset(token)
+    if around is not None:
+        around += traced
+
+
 def has_traced(value: Any) -> bool:
     return any(map(torch_compat.is_traced, pytree.tree_leaves(value)))
 
@@ -148,6 +171,8 @@ def watched_values(function: Callable, known: Iterable[Any] = ()) -> Iterator[No
             f"the function assigns a tensor to {kept}, which is no argument, so later calls would not assign it; return the "
             "tensor and assign it outside, or compile the module itself with aot_module"
         )
+    if (traced := _traced.get()) is not None:
+        traced.append(captured)
 
 
 @contextlib.contextmanager

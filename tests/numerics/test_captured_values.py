@@ -356,3 +356,42 @@ def test_an_island_has_its_effects_in_each_call():
     calls = box.calls
     function(torch.ones(3))
     assert box.calls == calls + 1 and len(function.plans()) == 1
+
+
+class FailsOnce:
+    """A compiler of graphs that raises at first."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, graph, inputs):
+        self.calls += 1
+        if self.calls == 1:
+            raise RuntimeError("the backend failed")
+        return graph.forward
+
+
+@pytest.mark.parametrize("on_error", ["raise", "eager"])
+def test_a_plan_that_cannot_be_made_leaves_nothing_behind(on_error):
+    """The function has been traced when its backend fails."""
+    calls, counts, last = [], {"calls": 0}, 0
+
+    def function(x):
+        nonlocal last
+        last += 1
+        calls.append(last)
+        counts["calls"] += 1
+        return x.sin().exp()
+
+    compiled = aotgrad.aot_function(function, FailsOnce(), options={"min_graph_ops": 0, "on_error": on_error})
+    if on_error == "raise":
+        with pytest.raises(RuntimeError, match="the backend failed"):
+            compiled(torch.ones(2))
+        assert (last, calls, counts) == (0, [], {"calls": 0})
+        compiled(torch.ones(2))
+    else:
+        with pytest.warns(UserWarning, match="runs eagerly"):
+            compiled(torch.ones(2))
+    assert (last, calls, counts) == (1, [1], {"calls": 1})
+    compiled(torch.ones(2))
+    assert (last, calls, counts) == (2, [1, 2], {"calls": 2})
