@@ -792,3 +792,24 @@ def test_a_compiled_region_that_would_be_stopped_between_two_writes(backend: str
         checkpoint(lambda x: under_test(x, buffer), x).sum().backward()
     torch.testing.assert_close(buffer, before + 4)
     torch.testing.assert_close(x.grad, 2 * x.cos() * x.sin().exp())
+
+
+class AssignsACount(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return x.sin().exp()
+
+
+@pytest.mark.xfail(strict=True, reason="the checkpoint ends the repeated call before its results are assigned")
+@pytest.mark.parametrize("backend", ["nop", "aot_inductor"])
+def test_a_compiled_module_that_is_recomputed_assigns_again(backend: str) -> None:
+    def count_of(module: nn.Module) -> Any:
+        checkpoint(module, torch.ones(2).requires_grad_()).sum().backward()
+        return module.count
+
+    under_test = aotgrad.aot_module(AssignsACount(), COMPILERS[backend], options={"min_graph_ops": 0})
+    torch.testing.assert_close(count_of(under_test), count_of(AssignsACount()))
