@@ -6,7 +6,6 @@ In: a `Capture` and the position of a tensor input. Out: answers for `inputs.py`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.analysis.views import AS_STRIDED, chain_from
-from aotgrad.graph.geometry import Geometry
+from aotgrad.graph.geometry import Geometry, may_overlap_itself
 from aotgrad.ir import Capture, InputState, MemberInput, MutationType, SyntheticBase, TensorInput
 
 
@@ -179,21 +178,6 @@ class Change:
 def history_of(argument: torch.Tensor) -> Any:
     """The `grad_fn` of an argument, or of the tensor that it is a view of."""
     return argument.grad_fn if argument._base is None else argument._base.grad_fn
-
-
-def may_overlap_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether several elements may share memory: not if the strides are nested.
-
-    For symbolic numbers, the answer may add a guard.
-    """
-    if 0 in sizes:
-        return False
-    reach = 0
-    for step, size in sorted((step, size) for size, step in zip(sizes, strides, strict=True) if size > 1):
-        if step <= reach:
-            return True
-        reach += step * (size - 1)
-    return False
 
 
 def sizes_in_group(member: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -25,7 +25,7 @@ from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
 from aotgrad.capture.undo import restored_assignments, restored_tensors
 from aotgrad.capture.values import Prologue, fake_of, node_of
 from aotgrad.eager_calls.call import KNOWN, Differentiation, EagerCall, Invocation
-from aotgrad.eager_calls.forms import DenseForm, SizeNumbers, Structure
+from aotgrad.eager_calls.forms import DenseForm, FormOfGradient, SizeNumbers, Structure
 from aotgrad.eager_calls.mark import Untraced, recorded_applications, recorded_by
 from aotgrad.eager_calls.modules import modules_among, tensors_of_modules, without_assignments
 from aotgrad.eager_calls.ops import CALL, Recorded, SizedCall, called_by
@@ -188,7 +188,8 @@ class EagerCallRecorder:
         needs = (False, *call.invocation.needs, *(value.requires_grad for value in given))
         invocation = Differentiation(call, tuple(value is not None for value in gradients), needs)
 
-        forms = [form for form, value in zip(call.outputs, gradients, strict=True) if value is not None]
+        pairs = zip(map(FormOfGradient.of_form, call.outputs), gradients, strict=True)
+        forms = [form for form, value in pairs if value is not None]
         sizes = torch_compat.hints(sized.sizes)
 
         def examples() -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
-from aotgrad.eager_calls.forms import DenseForm, Structure
+from aotgrad.eager_calls.forms import DenseForm, FormOfGradient, Structure
 from aotgrad.eager_calls.memory import UNCHANGED, Alias, AliasKind, ArgumentBefore, ArgumentWrite, find_aliases
 from aotgrad.eager_calls.modules import module_copies, modules_among
 from aotgrad.eager_calls.tape import Tape
@@ -188,7 +188,7 @@ class Differentiation:
         rest, tape, wanted = iter(leaves), Tape.of(inputs[0]), self.of.wanted(self.defined)
         given = [next(rest) if defined else None for defined in self.defined]
         found = tape.gradients(given, wanted, create_graph=True)
-        with torch_compat.above_autograd():
+        with torch_compat.above_autograd(), torch.enable_grad():
             gradients = [self.of.checked_gradient(tape, k, value) for k, value in zip(wanted, found, strict=True)]
         return FinishedRun.of_new((inputs[0], *tape.leaves, *leaves), gradients)
 
@@ -370,8 +370,8 @@ class EagerCall:
         return [self.checked_gradient(tape, k, value).detach() for k, value in zip(wanted, found, strict=True)]
 
     def checked_gradient(self, tape: Tape, position: int, value: torch.Tensor | None) -> torch.Tensor:
-        """The gradient of an input, laid out as the input."""
-        form = self.inputs[position].filled(tape.numbers)
+        """The gradient of an input, laid out as the input where its elements have memory of their own."""
+        form = FormOfGradient.of_form(self.inputs[position]).filled(tape.numbers)
         if value is None or not form.admits(value):
             given = "None" if value is None else str(DenseForm.of(value))
             name = self.invocation.name
@@ -379,7 +379,7 @@ class EagerCall:
         return form.laid_out(value)
 
     def forms_of_gradients(self, defined: Sequence[bool]) -> Iterator[DenseForm]:
-        return (self.inputs[k] for k in self.wanted(defined))
+        return (FormOfGradient.of_form(self.inputs[k]) for k in self.wanted(defined))
 
 
 def kept_among(values: Sequence[torch.Tensor], kept: Collection[int]) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
+from aotgrad.graph.geometry import contiguous_strides, may_overlap_itself
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,8 @@ class DenseForm:
         """The values of a tensor in new memory, with the strides of this form. Expanded elements stay one element."""
         if not self.is_expanded:
             return self.empty().copy_(tensor)
-        once = tuple(slice(0, 1) if step == 0 else slice(None) for step in self.stride)
-        return tensor[once].clone(memory_format=torch.contiguous_format).expand(self.size)
+        once = tensor[tuple(slice(0, 1) if step == 0 else slice(None) for step in self.stride)]
+        return replace(self, size=tuple(once.size())).empty().copy_(once).expand(self.size)
 
     @property
     def is_expanded(self) -> bool:
@@ -96,6 +97,21 @@ class DenseForm:
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.size)}".removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class FormOfGradient(DenseForm):
+    """The form of the gradient of a tensor. Elements that share memory have gradients of their own."""
+
+    @classmethod
+    def of_form(cls, form: DenseForm) -> FormOfGradient:
+        return cls(form.size, form.stride, form.dtype, form.device)
+
+    def filled(self, numbers: Sequence[Any]) -> DenseForm:
+        form = super().filled(numbers)
+        overlaps = may_overlap_itself(form.size, form.stride)
+        stride = tuple(contiguous_strides(form.size)) if overlaps else form.stride
+        return DenseForm(form.size, stride, form.dtype, form.device)
 
 
 @dataclass(frozen=True)

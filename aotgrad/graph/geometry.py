@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,31 @@ class Geometry:
         if tensor.layout is not torch.strided:
             return cls(tuple(tensor.size()), (), 0)
         return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.storage_offset())
+
+
+def may_overlap_itself(sizes: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether several elements may share memory: not if the strides are nested.
+
+    For symbolic numbers, the answer may add a guard.
+    """
+    if 0 in sizes:
+        return False
+    reach = 0
+    for step, size in sorted((step, size) for size, step in zip(sizes, strides, strict=True) if size > 1):
+        if step <= reach:
+            return True
+        reach += step * (size - 1)
+    return False
+
+
+def contiguous_strides(size: Sequence[Any]) -> list[Any]:
+    """Strides of a contiguous tensor. Symbolic sizes are only multiplied, which adds no guard."""
+    strides: list[Any] = []
+    step: Any = 1
+    for extent in reversed(size):
+        strides.append(step)
+        step = step * extent
+    return strides[::-1]
 
 
 def kind(tensor: torch.Tensor) -> tuple[Any, ...]:

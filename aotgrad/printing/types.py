@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from aotgrad.graph.geometry import contiguous_strides
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 
 DTYPES = {
@@ -64,16 +65,6 @@ def layout_text(tensor: torch.Tensor) -> str:
     pairs = zip(sizes, tensor.stride(), contiguous_strides(sizes), strict=True)
     plain = all(equals(size, 1) or str(actual) == str(expected) for size, actual, expected in pairs)
     return "" if plain or any(equals(size, 0) for size in sizes) else number_list(tensor.stride())
-
-
-def contiguous_strides(size: Sequence[Any]) -> list[Any]:
-    """Strides of a contiguous tensor. Symbolic sizes are only multiplied, which adds no guard."""
-    strides: list[Any] = []
-    step: Any = 1
-    for extent in reversed(size):
-        strides.append(step)
-        step = step * extent
-    return strides[::-1]
 
 
 def equals(size: Any, number: int) -> bool:
