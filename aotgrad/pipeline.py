@@ -67,6 +67,7 @@ from aotgrad.passes.equal_numbers import share_equal_numbers
 from aotgrad.passes.guarded_values import SplitGuard, drop_guarded_values, take_guarded_values
 from aotgrad.passes.input_mutations import keep_input_mutations
 from aotgrad.passes.kept_calls import keep_calls
+from aotgrad.passes.kept_tapes import keep_tapes
 from aotgrad.passes.known_values import KnownValues, mark_kept_values, take_known_values
 from aotgrad.passes.ops import computes
 from aotgrad.passes.overlap_copies import overlap_copies
@@ -157,7 +158,7 @@ def run_joint_passes(joint: JointGraph, source: Source, compiler: Compiler, obse
         torch_compat.insert_deferred_checks(joint.module)
     with torch_compat.compiler_context():
         joint = run_passes(joint, compiler, observe)
-        joint = remove_repeated_effects(take_known_values(joint, source.known))
+        joint = keep_tapes(remove_repeated_effects(take_known_values(joint, source.known)))
     return joint if source.values is None else drop_guarded_values(joint, source.values.keep_only)
 
 

@@ -135,8 +135,8 @@ class Recorder(PythonKeyTracer):
                 node.meta["stack_trace"] = trace
             if self._stacks.modules:
                 node.meta.setdefault("nn_module_stack", self._stacks.modules)
-        if repeats.is_repeated():
-            node.meta["repeated"] = True
+        if depth := repeats.repeat_depth():
+            node.meta["repeated"] = depth
         if self.is_indexing:
             node.meta["indexed"] = True
         sequence_nr = torch_compat.sequence_nr() - 1

@@ -3,7 +3,7 @@
 A second-order function reruns the original function, whose prints and checks have already happened.
 
     with repeat_marks():
-        y = f(x)            its nodes have meta["repeated"]
+        y = f(x)            its nodes have meta["repeated"] == 1; in a function that is itself repeated, 2
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import contextlib
 import contextvars
 from collections.abc import Iterator
 
-_is_open: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_open", default=False)
+_depth: contextvars.ContextVar[int] = contextvars.ContextVar("_depth", default=0)
 
 
 @contextlib.contextmanager
 def repeat_marks() -> Iterator[None]:
     """Inside, recorded nodes are marked."""
-    token = _is_open.set(True)
+    token = _depth.set(_depth.get() + 1)
     try:
         yield
     finally:
-        _is_open.reset(token)
+        _depth.reset(token)
 
 
-def is_repeated() -> bool:
-    """Whether recorded nodes are marked now."""
-    return _is_open.get()
+def repeat_depth() -> int:
+    """The mark of the nodes that are recorded now; 0 for none."""
+    return _depth.get()

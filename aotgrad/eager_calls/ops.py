@@ -3,9 +3,11 @@
     tape = aotgrad.eager_call(number, inputs, sizes)
     results = aotgrad.eager_call_results(number, tape, sizes)
     gradients = aotgrad.eager_call_backward(number, tape, kept, gradients, sizes)
+    aotgrad.eager_call_kept(number, tape)
 
 A call has an effect, since nobody knows what the function does: it runs once, in its place. `kept` are the inputs and
 results that its autograd graph has saved: as arguments of the backward, they are saved values, whose versions are checked.
+`eager_call_kept` does nothing: a backward with it keeps the tape for gradients of gradients.
 `sizes` are the numbers that fill the forms of the call: its symbolic sizes and strides.
 """
 
@@ -30,6 +32,7 @@ _operators.define("eager_call_results(int number, Tensor tape, SymInt[] sizes) -
 _operators.define(
     "eager_call_backward(int number, Tensor tape, Tensor[] kept, Tensor?[] gradients, SymInt[] sizes) -> Tensor[]"
 )
+_operators.define("eager_call_kept(int number, Tensor tape) -> ()")
 
 
 def _run(number: int, inputs: Sequence[torch.Tensor], sizes: Sequence[int]) -> torch.Tensor:
@@ -61,10 +64,15 @@ def _fake_backward(
     return [form.filled(sizes).empty() for form in forms]
 
 
+def _keep(number: int, tape: torch.Tensor) -> None:
+    pass
+
+
 KERNELS = {
     "eager_call": (_run, _fake),
     "eager_call_results": (_results, _fake_results),
     "eager_call_backward": (_run_backward, _fake_backward),
+    "eager_call_kept": (_keep, _keep),
 }
 for _name, (_kernel, _meta) in KERNELS.items():
     _operators.impl(_name, _kernel, "CompositeExplicitAutograd")
@@ -73,12 +81,14 @@ for _name, (_kernel, _meta) in KERNELS.items():
 CALL: Any = torch.ops.aotgrad.eager_call.default
 CALL_RESULTS: Any = torch.ops.aotgrad.eager_call_results.default
 CALL_BACKWARD: Any = torch.ops.aotgrad.eager_call_backward.default
+CALL_KEPT: Any = torch.ops.aotgrad.eager_call_kept.default
 has_side_effect(CALL)
+has_side_effect(CALL_KEPT)
 
 
 def is_eager_call(target: Any) -> bool:
     """Whether an op belongs to an eager call."""
-    return target in (CALL, CALL_RESULTS, CALL_BACKWARD)
+    return target in (CALL, CALL_RESULTS, CALL_BACKWARD, CALL_KEPT)
 
 
 def called_by(node: fx.Node) -> EagerCall:

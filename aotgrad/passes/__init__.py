@@ -37,6 +37,7 @@ Values from elsewhere, and wishes of the user:
 
 guarded_values         values that the guard has computed
 known_values           values that an earlier graph has computed
+kept_tapes             autograd graphs of eager calls, kept for gradients of gradients
 checkpoint_names       policies of named values
 
 Calls that a backend keeps whole:

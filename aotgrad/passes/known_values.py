@@ -27,8 +27,9 @@ from aotgrad.graph import op_table
 from aotgrad.graph.equality import call_key
 from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS, bound_symbol
-from aotgrad.ir import JointGraph
-from aotgrad.passes.dead_code import DeadCodeElimination
+from aotgrad.ir import FOLDED, JointGraph
+from aotgrad.passes.constants import pool_key
+from aotgrad.passes.repeated_effects import erase_unused_repeats
 from aotgrad.slots import FORWARD_RESULTS, Tangent
 
 
@@ -56,11 +57,18 @@ class KnownValues:
         return KnownValues(self.source, inputs, nodes, self.earlier and self.earlier.at(positions))
 
 
-def take_known_values(joint: JointGraph, known: KnownValues | None) -> JointGraph:
-    """`joint` with known values taken from its inputs. Changes `joint` in place."""
+def take_known_values(joint: JointGraph, known: KnownValues | None, depth: int = 1) -> JointGraph:
+    """`joint` with known values taken from its inputs. Changes `joint` in place.
+
+    Args:
+        depth: how often the source is repeated in `joint`. Effects that the source has not repeated are not in it either.
+    """
     if known is None:
         return joint
-    take_known_values(joint, known.earlier)
+    if known.earlier is None:
+        erase_unused_repeats(joint.module.graph, depth + 1)
+    else:
+        take_known_values(joint, known.earlier, depth + 1)
     numbers: dict[Hashable, int] = {}
     placeholders = joint.module.graph.find_nodes(op="placeholder")
     of_source = known.source.module.graph.find_nodes(op="placeholder")
@@ -76,7 +84,7 @@ def take_known_values(joint: JointGraph, known: KnownValues | None) -> JointGrap
             node.replace_all_uses_with(source)
             taken.append((node, source))
     read_sizes_of_inputs(joint, taken)
-    joint = DeadCodeElimination().apply(joint)
+    erase_unused_repeats(joint.module.graph, depth)
     joint.module.recompile()
     return joint
 
@@ -144,7 +152,7 @@ def number_nodes(
 ) -> dict[str, int]:
     """The number of each node by its name.
 
-    A copy has the number of its original. A constant equals no other node.
+    A copy has the number of its original. A constant equals those that were computed from numbers to the same bits.
 
     Args:
         known: the numbers so far; it gets the new ones.
@@ -162,6 +170,8 @@ def number_nodes(
             key = ("number", expression)
         elif position in inputs:
             key = ("input", inputs[position])
+        elif node.op == "get_attr" and str(node.target).startswith(FOLDED):
+            key = ("constant", *pool_key(getattr(joint.module, str(node.target))))
         elif node.op == "call_function":
             is_random = op_table.draws(node)
             random_ops += is_random

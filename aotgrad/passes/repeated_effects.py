@@ -16,7 +16,7 @@ from aotgrad.eager_calls.ops import is_eager_call
 from aotgrad.errors import HigherOrderError
 from aotgrad.graph import op_table
 from aotgrad.ir import JointGraph
-from aotgrad.passes.dead_code import must_stay
+from aotgrad.passes.dead_code import erase_unused, must_stay
 
 
 def remove_repeated_effects(joint: JointGraph) -> JointGraph:
@@ -27,17 +27,20 @@ def remove_repeated_effects(joint: JointGraph) -> JointGraph:
     """
     if not any(map(is_repeated_effect, joint.module.graph.nodes)):
         return joint
-    for node in reversed(joint.module.graph.nodes):
-        if not node.users and (is_repeated_effect(node) or not must_stay(node)):
-            joint.module.graph.erase_node(node)
-        elif is_repeated_effect(node):
-            reject_repeated_effect(node.target)
+    erase_unused_repeats(joint.module.graph, 1)
+    for node in filter(is_repeated_effect, joint.module.graph.nodes):
+        reject_repeated_effect(node.target)
     joint.module.recompile()
     return joint
 
 
-def is_repeated_effect(node: fx.Node) -> bool:
-    return node.op == "call_function" and "repeated" in node.meta and op_table.has_effect(node.target)
+def erase_unused_repeats(graph: fx.Graph, depth: int) -> None:
+    """Erase what nothing needs, also effects that are repeated for the `depth`th time."""
+    erase_unused(graph, lambda node: must_stay(node) and not is_repeated_effect(node, depth))
+
+
+def is_repeated_effect(node: fx.Node, depth: int = 1) -> bool:
+    return node.op == "call_function" and node.meta.get("repeated", 0) >= depth and op_table.has_effect(node.target)
 
 
 def reject_repeated_effect(target: Any) -> None:
