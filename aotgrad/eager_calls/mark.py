@@ -7,7 +7,7 @@ import contextvars
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar, overload
+from typing import Any, ClassVar, TypeVar, overload
 
 import torch
 
@@ -119,6 +119,8 @@ class RecordedApply:
 
     `own`: what the class had in its place, `None` if it inherits its `apply`. A subclass is another function.
     """
+
+    is_of_trace: ClassVar[bool] = True
 
     kind: Any
     reason: str

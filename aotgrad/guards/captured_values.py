@@ -246,7 +246,8 @@ class CaptureSearch:
         if (owner, place.name) in self.known_places:
             return
         self.known_places.add((owner, place.name))
-        if not is_import(place.name, value := place.get()):
+        value = place.get()
+        if not (is_import(place.name, value) or is_of_trace(value)):
             self.found.places.append(place)
             self.found.before.append(value)
             self.queue.append(value)
@@ -327,6 +328,11 @@ class CaptureSearch:
 def is_import(name: str, value: Any) -> bool:
     """Whether a value is a module, function or class of an installed package under its own name: it stays as it is."""
     return is_installed_value(value) and (isinstance(value, types.ModuleType) or value.__name__ == name)
+
+
+def is_of_trace(value: Any) -> bool:
+    """Whether a trace has put a value in the place of another one, which returns when the trace ends."""
+    return vars(type(value)).get("is_of_trace", False)
 
 
 def is_installed_value(value: Any) -> bool:
