@@ -25,6 +25,8 @@ def different_facts(actual: Observation, wanted: Observation) -> Iterator[str]:
             yield from (f"{name}: {key} is {got[key]}, not {expected[key]}" for key in got if got[key] != expected[key])
         else:
             yield f"{name} is {got}, not {expected}"
+    if actual.draws and not wanted.draws:
+        yield "a random generator moves, and in eager none does"
 
 
 def different_values(actual: Observation, wanted: Observation, tolerance: float = 1) -> Iterator[str]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from aotgrad import torch_compat
 from aotgrad.conformance.subjects import SEED, Function, SampleCall
 
 SCALES = 1.0, 1 - 2**-6
@@ -31,10 +32,12 @@ class Observation:
         facts: by name: flags, aliases, Python values.
         values: outputs, arguments after the call, gradients; `None` where there is no gradient. They are no copies, so
             that a later call which writes to them is noticed; only of parameters and buffers, which later calls may change.
+        draws: whether a random generator has moved.
     """
 
     facts: dict[str, Any]
     values: dict[str, Tensor | None]
+    draws: bool = False
 
 
 def observe_calls(
@@ -51,17 +54,18 @@ def observe_call(call: SampleCall, run: Callable, state: Sequence[Tensor], scale
     leaves = fresh(call.tensors, scale)
     arguments = [leaf * 1 if k in call.changed and leaf.requires_grad else leaf for k, leaf in enumerate(leaves)]
     torch.manual_seed(seed)
-    results, structure = pytree.tree_flatten(run(*arguments))
-    outputs = [result for result in results if isinstance(result, Tensor)]
+    with torch_compat.noted_draws() as drawn:
+        results, structure = pytree.tree_flatten(run(*arguments))
+        outputs = [result for result in results if isinstance(result, Tensor)]
+        gradients = gradients_of_leaves(outputs, [*leaves, *state])
     of_the_call = [*named("output", outputs), *named("argument", arguments)]
     seen = [*of_the_call, *named("parameter", state)]
     facts = {"structure": structure, **python_values(results)}
     facts |= {name: observed_facts(tensor, arguments) for name, tensor in seen}
     values = {name: tensor.detach() for name, tensor in of_the_call}
     values |= {name: copied(tensor) for name, tensor in named("parameter", state)}
-    gradients = gradients_of_leaves(outputs, [*leaves, *state])
     facts |= {f"dtype of {name}": gradient.dtype for name, gradient in gradients.items() if gradient is not None}
-    return Observation(facts, {**values, **gradients})
+    return Observation(facts, {**values, **gradients}, bool(drawn))
 
 
 def named(what: str, tensors: Sequence[Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -91,12 +91,13 @@ def failure_of(
     """How a backend fails for a graph; `None` if it does not. Arguments as for `check_backend`."""
     program = ConcreteProgram(module, tuple(inputs))
     torch.manual_seed(0)
-    expected = program()
+    with torch_compat.noted_draws() as drawn_in_eager:
+        expected = program()
     try:
         compiled = compile_alone(program, as_backend(backend), dynamic)
         torch.manual_seed(0)
         given = [copy_value(value) for value in inputs]
-        with torch.no_grad():
+        with torch.no_grad(), torch_compat.noted_draws() as drawn:
             results = compiled([*given])  # `given` stays, so that writes to it are seen
     except Exception as error:
         return BackendFailure(type(error).__name__, str(error), error)
@@ -104,7 +105,8 @@ def failure_of(
         problem = difference(result, wanted, tolerance)
         if problem is not None and not is_noise(result, wanted, program, position):
             return BackendFailure("differs", f"output {position} {problem}")
-    return None
+    moves = drawn and not drawn_in_eager
+    return BackendFailure("differs", "the graph moves a random generator, and in eager it moves none") if moves else None
 
 
 def is_noise(result: Any, expected: Any, program: ConcreteProgram, position: int) -> bool:

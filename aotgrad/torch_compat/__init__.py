@@ -553,6 +553,7 @@ from aotgrad.torch_compat.random import (
     draw_from_clone,
     kept_generators,
     kept_random_states,
+    noted_draws,
     philox_draw,
     philox_state,
     random_state,

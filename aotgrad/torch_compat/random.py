@@ -229,6 +229,16 @@ def kept_random_states() -> Iterator[None]:
             numpy.random.set_state(numpy_state)
 
 
+@contextlib.contextmanager
+def noted_draws() -> Iterator[list[torch.device]]:
+    """Inside, random numbers may be drawn. Afterwards, the list has the devices whose default generators have moved."""
+    generators, found = default_generators(), list[torch.device]()
+    before = [generator.get_state() for generator in generators]
+    yield found
+    pairs = zip(generators, before, strict=True)
+    found += [generator.device for generator, state in pairs if not torch.equal(generator.get_state(), state)]
+
+
 def clone_generator(device: torch.device) -> torch.Generator:
     """A clone of a device's default generator."""
     return _default_generator(device).clone_state()

@@ -119,6 +119,16 @@ class ChangesEarlierInput(Correct):
         return run
 
 
+class Draws(Correct):
+    """Draws a random number that nothing needs, beside a hyperbolic sine."""
+
+    name, mistake = "draws", (aten.sinh.default,)
+
+    def spoil(self, node):
+        with node.graph.inserting_after(node):
+            node.graph.call_function(torch.rand, (1,))
+
+
 class OtherDtype(Correct):
     name, mistake = "other dtype", (aten.floor.default,)
 

@@ -32,6 +32,15 @@ def test_no_generator_moves_while_random_states_are_kept():
     assert draw() == numbers
 
 
+def test_draws_are_noted():
+    with compat.noted_draws() as drawn:
+        torch.rand(1, generator=torch.Generator())
+    assert drawn == []
+    with compat.noted_draws() as drawn:
+        torch.rand(1)
+    assert drawn == [torch.device("cpu")]
+
+
 def test_random_state_of_nothing_changes_nothing():
     torch.manual_seed(1)
     expected = torch.rand(2)
