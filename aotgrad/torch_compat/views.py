@@ -43,7 +43,9 @@ def is_forbidden_after_a_write(tensor: torch.Tensor) -> bool:
 
 
 def has_usable_history(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's history can be read: not for a changed view that `is_forbidden_after_a_write`."""
+    """Whether a history can be read: not of a stale view, nor of a changed one that `is_forbidden_after_a_write`."""
+    if is_stale_view(tensor):
+        return False
     if not is_forbidden_after_a_write(tensor):
         return True
     try:
