@@ -23,7 +23,7 @@ from aotgrad.cache.io import assume, count_bypass, plan_store, read_entry, stori
 from aotgrad.cache.key import NotCacheable, plan_key, reject_code_of_subclasses, stack_traces
 from aotgrad.cache.partition_entry import lower_through_cache
 from aotgrad.cache.restore import RestoredFunction, joint_digest, restore
-from aotgrad.cache.serialize import LIKE_NUMBERS, DamagedEntry, NotSerializable
+from aotgrad.cache.serialize import PLAIN_RESULTS, DamagedEntry, NotSerializable
 from aotgrad.cache.store import Store, count_failure
 from aotgrad.capture.fake import find_fake_mode
 from aotgrad.capture.trace import FlatFunction
@@ -164,9 +164,9 @@ def stored_plan(
     Raises:
         NotSerializable: it returns an object that only this process has.
     """
-    returned = [step for step in made.schedule.steps if isinstance(step, ReturnValue) and not step.is_name]
-    if not all(type(step.value) in LIKE_NUMBERS for step in returned):
-        raise NotSerializable("a result that is an object of this process")
+    returned = (step.value for step in made.schedule.steps if isinstance(step, ReturnValue) and not step.is_name)
+    if other := [type(value).__name__ for value in returned if type(value) not in PLAIN_RESULTS]:
+        raise NotSerializable(f"a result that is a {other[0]}, an object of this process")
     return StoredPlan(
         convention=made.capture.convention,
         inputs=made.meta.inputs,

@@ -65,6 +65,8 @@ HIGHER_ORDER = frozenset(
 """Torch's higher-order operators that take operators, tensors, numbers and graphs, but no objects of a process."""
 
 LIKE_NUMBERS = (type(None), bool, int, float, str)
+PLAIN_RESULTS = (*LIKE_NUMBERS, complex, torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
+"""Types of results that are no tensors, and that are the same in each process."""
 
 
 class NotSerializable(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 
 import aotgrad
-from aotgrad.errors import NoPlanError
+from aotgrad.errors import NoPlanError, ShippingError
 
 from .programs import leaf
 
@@ -116,6 +117,38 @@ def test_named_results_of_ops(function, tmp_path):
     found, wanted = aotgrad.load(path)(x), function(x)
     assert pytree.tree_structure(found) == pytree.tree_structure(wanted)
     torch.testing.assert_close(pytree.tree_leaves(found), pytree.tree_leaves(wanted))
+
+
+PLAIN_RESULTS = {
+    "sizes": lambda x: (x.exp(), x.shape, x.size(0)),
+    "properties": lambda x: (x.exp(), x.dtype, x.device, x.layout, torch.channels_last),
+    "numbers": lambda x: (x.exp(), 2, 0.5, 1 + 2j, "text", True, None),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("name", PLAIN_RESULTS)
+def test_results_that_are_no_tensors(name, backend, dynamic, tmp_path):
+    function = PLAIN_RESULTS[name]
+    compiled = aotgrad.aot_function(function, backend, dynamic=dynamic, options={"min_graph_ops": 0})
+    compiled(torch.ones(3, 4))
+    aotgrad.save(compiled, tmp_path / "plans")
+    x = torch.ones(5 if dynamic else 3, 4)
+    (found, *plain), (wanted, *others) = aotgrad.load(tmp_path / "plans", trust=True)(x), function(x)
+    torch.testing.assert_close(found, wanted)
+    assert plain == others and list(map(type, plain)) == list(map(type, others))
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+def test_a_result_that_is_an_object_is_refused(tmp_path):
+    compiled = aotgrad.aot_function(lambda x: (x.sin(), Color.RED), "eager", options={"min_graph_ops": 0})
+    compiled(torch.ones(2))
+    with pytest.raises(ShippingError, match="a result that is a Color, an object of this process"):
+        aotgrad.save(compiled, tmp_path / "plans")
 
 
 @pytest.mark.parametrize("use", [same, overlapping])
