@@ -216,7 +216,9 @@ def kept_random_states() -> Iterator[None]:
 
     While a CUDA graph is captured, the state of a GPU's generator cannot be read: a draw there raises.
     """
-    numpy, torchs = sys.modules.get("numpy"), default_generators()[: 1 if _is_capturing() else None]
+    numpy, torchs = sys.modules.get("numpy"), default_generators()
+    if torchs[1:] and _is_capturing():
+        torchs = torchs[:1]
     states = [generator.get_state() for generator in torchs]
     python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
     try:
