@@ -151,10 +151,7 @@ class Captured:
         for place, value in zip(self.places, self.before, strict=True):
             if (now := place.get()) is not value:
                 yield CapturedChange(repr(place.name), now, value, functools.partial(place.put, value))
-        for container, items in self.containers:
-            if not are_same_items(container, items):
-                undo = functools.partial(restore_items, container, items)
-                yield CapturedChange(f"a {type(container).__name__}", captured_items(container), items, undo)
+        yield from changed_containers(self.containers)
 
 
 @dataclass(frozen=True)
@@ -165,6 +162,14 @@ class CapturedChange:
     now: Any
     before: Any
     undo: Callable[[], None]
+
+
+def changed_containers(containers: Iterable[tuple[Any, list[Any]]]) -> Iterator[CapturedChange]:
+    """The containers that hold other objects now than those in the list beside them."""
+    for container, items in containers:
+        if not are_same_items(container, items):
+            undo = functools.partial(restore_items, container, items)
+            yield CapturedChange(f"a {type(container).__name__}", captured_items(container), items, undo)
 
 
 LIFTED = "a tensor of a transform"

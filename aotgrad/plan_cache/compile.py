@@ -52,8 +52,8 @@ def compile_plan(
 ) -> CachedPlan:
     """Trace and compile the function of a call.
 
-    A trace that fails is repeated with stricter assumptions, see `Assumptions.after`, after what it has changed is undone. A
-    module that changed an attribute is not traced twice: it would change that twice.
+    A trace that fails is repeated with stricter assumptions, see `Assumptions.after`, after what it has changed is undone.
+    It is not if something stays changed, which would change twice.
 
     Args:
         name: what the log calls the function.

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import random
 import sys
 import types
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,8 +29,9 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
-from aotgrad.guards.captured_values import Captured
-from aotgrad.plan_cache.module_slots import SKIPPED
+from aotgrad.guards.captured_values import Captured, CapturedChange
+from aotgrad.guards.python_values import hashable_key
+from aotgrad.plan_cache.module_attributes import ModuleAttributes
 from aotgrad.plan_cache.module_state import LiftedForward, captured_by_module
 
 
@@ -56,19 +58,17 @@ def python_generators() -> Hashable:
 
 
 @dataclass
-class OutsideModules:
-    """The buffers that were assigned a traced tensor, with the values of before, by module and name.
+class AssignedBuffers:
+    """The buffers of other modules that were assigned a traced tensor, with the values of before, by module and name.
 
     A module that the traced function makes itself has had traced buffers from the beginning.
 
     Attributes:
         known: modules that hold traced tensors for another reason.
-        attributes: what modules had in their other attributes before the trace.
     """
 
-    known: Collection[nn.Module] = ()
+    known: Collection[nn.Module]
     before: dict[tuple[int, str], tuple[nn.Module, Any]] = field(default_factory=dict)
-    attributes: Mapping[nn.Module, Mapping[str, Any]] = field(default_factory=dict)
 
     def assign(self, module: nn.Module, name: str, value: Any) -> None:
         table = vars(module)["_buffers"]
@@ -77,12 +77,6 @@ class OutsideModules:
         if torch_compat.is_traced(value) and name in table and not torch_compat.is_traced(table[name]):
             self.before.setdefault((id(module), name), (module, table[name]))
 
-    @classmethod
-    def of(cls, modules: Iterable[nn.Module], known: Iterable[Any]) -> OutsideModules:
-        parts = {part: None for module in modules for part in module.modules()}
-        held = frozenset(each for each in known if isinstance(each, nn.Module))
-        return cls(held, attributes={part: dict(vars(part)) for part in parts})
-
     def restore(self) -> str | None:
         """Let nothing be a traced tensor that was none before. Returns the name of one that was."""
         found = None
@@ -90,48 +84,59 @@ class OutsideModules:
             table = vars(module)["_buffers"]
             if torch_compat.is_traced(table.get(name)):
                 found, table[name] = f"{name!r} of a {type(module).__name__}", before
-        for module, before in self.attributes.items():
-            for name in kept_attributes(module, before):
-                found = f"{name!r} of a {type(module).__name__}"
-                vars(module).update({name: before[name]} if name in before else {})
-                if name not in before:
-                    del vars(module)[name]
         return found
 
 
-def kept_attributes(module: nn.Module, before: Mapping[str, Any]) -> list[str]:
-    """The attributes that hold a traced tensor, and held another object before."""
-    now = [(name, value) for name, value in vars(module).items() if name not in SKIPPED]
-    changed = [(name, value) for name, value in now if name not in before or value is not before[name]]
-    return [name for name, value in changed if has_traced(value)]
+@dataclass(frozen=True)
+class OutsideValues:
+    """Values outside of a function that it may change, as they were when this was made.
+
+    Attributes:
+        captured: what it captures.
+        attributes: those of modules that it captures.
+        compiled: the attributes of modules that are compiled with it, which may be assigned tensors.
+    """
+
+    captured: Captured
+    attributes: ModuleAttributes
+    compiled: ModuleAttributes
+
+    @classmethod
+    def of(cls, function: Callable, known: Iterable[Any]) -> OutsideValues:
+        captured = captured_by(function, known)
+        lifted = [function.lifted.module] if isinstance(function, LiftedForward) else []
+        compiled = [*lifted, *(each for each in known if isinstance(each, nn.Module))]
+        return cls(captured, ModuleAttributes.of(captured.parts), ModuleAttributes.of(compiled))
+
+    def changes(self) -> Iterator[CapturedChange]:
+        return itertools.chain(self.captured.changes(), self.attributes.changes(), self.compiled.changes())
+
+    def undo(self) -> None:
+        """Let everything be what it was."""
+        for change in list(self.changes()):
+            change.undo()
+
+    def kept(self) -> str | None:
+        """The name of a place that holds a traced tensor, and held none."""
+        changes = itertools.chain(self.attributes.changes(), self.captured.changes())
+        kept = (each.name for each in changes if has_traced(each.now) and not has_traced(each.before))
+        return next(kept, None)
 
 
-def kept_value(captured: Captured) -> str | None:
-    """The name of a captured variable, attribute or container that holds a traced tensor, and held none."""
-    kept = (each.name for each in captured.changes() if has_traced(each.now) and not has_traced(each.before))
-    return next(kept, None)
-
-
-def undo_all(captured: Captured) -> None:
-    """Let everything that is captured be what it was."""
-    for change in captured.changes():
-        change.undo()
-
-
-_traced: ContextVar[list[Captured] | None] = ContextVar("aotgrad_traced", default=None)
-"""What the functions have captured that were traced for a plan in the making, as it was before."""
+_traced: ContextVar[list[OutsideValues] | None] = ContextVar("aotgrad_traced", default=None)
+"""What the functions may change that were traced for a plan in the making, as it was before."""
 
 
 @contextlib.contextmanager
-def undone_if_it_fails() -> Iterator[None]:
-    """Inside, a plan is made. If that raises, what its traces have changed of captured values is undone."""
-    around, traced = _traced.get(), list[Captured]()
+def undone_if_it_fails(*values: OutsideValues) -> Iterator[None]:
+    """Inside, a plan is made. If that raises, what its traces have changed is undone, and changes of `values`."""
+    around, traced = _traced.get(), list(values)
     token = _traced.set(traced)
     try:
         yield
-    except BaseException:  # the function may be traced again, or run
-        for captured in reversed(traced):
-            undo_all(captured)
+    except BaseException:  # the function may be traced again, or run: its effects would happen twice
+        for each in reversed(traced):
+            each.undo()
         raise
     finally:
         _traced.reset(token)
@@ -153,26 +158,23 @@ def watched_values(function: Callable, known: Iterable[Any] = ()) -> Iterator[No
     Raises:
         CaptureError: names what does.
     """
-    captured = captured_by(function, known)
-    outside = OutsideModules.of(captured.parts, known)
-    handle = register_module_buffer_registration_hook(outside.assign)
+    values, buffers = (
+        OutsideValues.of(function, known),
+        AssignedBuffers({each for each in known if isinstance(each, nn.Module)}),
+    )
+    handle = register_module_buffer_registration_hook(buffers.assign)
     regions.open_in_backward(lambda: unchanged_in_backward(function, known))
-    try:
-        yield
-    except BaseException:  # the function may run again: its effects would happen twice
-        undo_all(captured)
-        raise
-    finally:
-        handle.remove()
-        kept = outside.restore() or kept_value(captured)
-    if kept is not None:
-        undo_all(captured)
-        raise CaptureError(
-            f"the function assigns a tensor to {kept}, which is no argument, so later calls would not assign it; return the "
-            "tensor and assign it outside, or compile the module itself with aot_module"
-        )
-    if (traced := _traced.get()) is not None:
-        traced.append(captured)
+    with undone_if_it_fails(values):
+        try:
+            yield
+        finally:
+            handle.remove()
+            kept = buffers.restore() or values.kept()
+        if kept is not None:
+            raise CaptureError(
+                f"the function assigns a tensor to {kept}, which is no argument, so later calls would not assign it; return "
+                "the tensor and assign it outside, or compile the module itself with aot_module"
+            )
 
 
 @contextlib.contextmanager
@@ -182,15 +184,20 @@ def unchanged_in_backward(function: Callable, known: Iterable[Any]) -> Iterator[
     Raises:
         CaptureError: it changes what the function captures, which later backwards would not do.
     """
-    captured = captured_by(function, known)
+    values = OutsideValues.of(function, known)
     yield ()
-    names = [change.name for change in captured.changes()]
-    undo_all(captured)
+    names = [change.name for change in values.changes() if not are_equal(change.now, change.before)]
+    values.undo()
     if names:
         raise CaptureError(
             f"a hook, the backward of an autograd function, or a checkpointed region changes {names[0]} in the backward, "
             "which is traced only once; register the hook outside of the function, or use an island"
         )
+
+
+def are_equal(now: Any, before: Any) -> bool:
+    """Whether two values have the same content."""
+    return hashable_key(now) == hashable_key(before)
 
 
 def captured_by(function: Callable, known: Iterable[Any]) -> Captured:

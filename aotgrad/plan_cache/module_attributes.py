@@ -1,0 +1,79 @@
+"""What modules hold in plain attributes: numbers, texts, containers and objects.
+
+    before = ModuleAttributes.of([model])       model.count is 0
+    model(x)                                    self.count += 1
+    list(before.changes())                      'count' of a Model: 1, before 0; with a way back
+
+Parameters, buffers, submodules and hooks are in other places.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from aotgrad import torch_compat
+from aotgrad.guards.captured_values import (
+    NOTHING,
+    WITH_ITEMS,
+    CapturedChange,
+    DictionaryPlace,
+    captured_items,
+    changed_containers,
+    is_installed_value,
+)
+from aotgrad.guards.python_values import is_fixed
+from aotgrad.plan_cache.module_slots import SKIPPED
+
+
+@dataclass(frozen=True)
+class ModuleAttributes:
+    """The attributes of module trees, and of objects in them, when this was made.
+
+    Attributes:
+        tables: what the dictionary of each object held.
+        containers: those in attributes, with copies of what they held.
+    """
+
+    tables: Sequence[tuple[Any, Mapping[str, Any]]]
+    containers: Sequence[tuple[Any, list[Any]]]
+
+    @classmethod
+    def of(cls, modules: Iterable[nn.Module]) -> ModuleAttributes:
+        tables, containers, left, seen = [], [], list[Any](modules), dict[int, Any]()
+        while left:
+            value = left.pop()
+            if is_fixed(value) or id(value) in seen:
+                continue
+            seen[id(value)] = value
+            if isinstance(value, nn.Module):
+                left += value.children()
+            if isinstance(value, WITH_ITEMS):
+                containers.append((value, captured_items(value)))
+                left += captured_items(value)
+            elif has_users_attributes(value):
+                tables.append((value, {name: held for name, held in vars(value).items() if name not in SKIPPED}))
+                left += tables[-1][1].values()
+        return cls(tables, containers)
+
+    def changes(self) -> Iterator[CapturedChange]:
+        """The attributes and containers that hold other objects now, but for those that a trace had given its tensors."""
+        for value, before in self.tables:
+            now = {name: held for name, held in vars(value).items() if name not in SKIPPED}
+            for name in dict.fromkeys((*before, *now)):
+                place, held = DictionaryPlace(vars(value), name), before.get(name, NOTHING)
+                if place.get() is not held and not torch_compat.is_traced(held):
+                    undo = functools.partial(place.put, held)
+                    yield CapturedChange(f"{name!r} of a {type(value).__name__}", place.get(), held, undo)
+        yield from changed_containers(self.containers)
+
+
+def has_users_attributes(value: Any) -> bool:
+    """Whether the attributes of an object are the user's. Objects of libraries may be shared with other threads."""
+    is_users = isinstance(value, (nn.Module, types.SimpleNamespace)) or not is_installed_value(type(value))
+    return is_users and isinstance(getattr(value, "__dict__", None), dict)
