@@ -1,10 +1,10 @@
-"""The tests of a day: of a test with many cases, a third, which rotates by date; of cases through Inductor, one way each.
+"""The tests of a day: of a test with many cases, a quarter, which rotates by date; of cases through Inductor, one way each.
 
     test[case-0-once-aot_inductor]      run            test[case-1-once-aot_inductor]
     test[case-0-once-inductor]                         test[case-1-once-inductor]          run
     test[case-0-retained-aot_inductor]                 test[case-1-retained-aot_inductor]
 
-So the suite takes less than half of its time, most of which is the C++ compiler's. Every case runs once in three days, and
+So the suite takes less than half of its time, most of which is the C++ compiler's. Every case runs once in four days, and
 in each of its ways after a few turns. `AOTGRAD_TEST_ALL=1` runs all tests, `AOTGRAD_TEST_DAY=k` those of another day, and
 `AOTGRAD_TEST_EVERY=n` every n-th test.
 """
@@ -19,12 +19,12 @@ from collections.abc import Collection, Hashable, Sequence
 
 import pytest
 
-SHARES = 3
-MANY = 24
-MANY_THROUGH_INDUCTOR = 6
+SHARES = 4
+MANY = 8
+MANY_THROUGH_INDUCTOR = 2
 """Cases of one test. Where there are more, they differ less from each other."""
 
-WHOLE = ("test_layering.py", "golden", "inspect", "torch_compat", "export")
+WHOLE = ("test_layering.py", "test_docs.py", "golden", "inspect", "torch_compat", "export")
 """Files and folders whose tests all run: they take no time, or compare with what the repository has of each."""
 
 WAYS = ("backend", "halves", "way")

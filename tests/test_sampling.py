@@ -76,7 +76,7 @@ def test_each_case_runs_in_all_ways_after_some_turns() -> None:
 
 
 def test_many_cases_without_inductor_are_shared_out() -> None:
-    items = items_of([{"case": case, "backend": way} for case in range(MANY) for way in EXACT])
+    items = items_of([{"case": case, "backend": way} for case in range(10 * MANY) for way in EXACT])
     days = [run(items, day) for day in range(SHARES)]
     assert sorted(map(str, itertools.chain(*days))) == sorted(str(item.callspec.params) for item in items)
     assert all({each["backend"] for each in day} == set(EXACT) for day in days)
