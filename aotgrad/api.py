@@ -32,6 +32,7 @@ from aotgrad.cache import Missing, RestoredFunction, StoredSmallGraph, look_up, 
 from aotgrad.convention import Dedupe
 from aotgrad.errors import BackendError, CaptureError, NotPicklable
 from aotgrad.guards.memory import MemoryGuard
+from aotgrad.guards.module_slots import slots_of
 from aotgrad.guards.tensor_properties import Fact, facts_hold, facts_of
 from aotgrad.inspect.debug_state import debug_state
 from aotgrad.ir import InputHint, MemberInput, SymInput
@@ -47,7 +48,6 @@ from aotgrad.plan_cache.call import AmbientState, Call
 from aotgrad.plan_cache.compile import reject_unknown_parts, wrapped_gradient_form
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.lock import COMPILING
-from aotgrad.plan_cache.module_slots import slots_of
 from aotgrad.plan_cache.module_state import LiftedModule
 from aotgrad.subclasses.bridge import OtherGradientForm
 from aotgrad.subclasses.forms import is_wrapper

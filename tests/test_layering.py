@@ -19,7 +19,9 @@ SHARED = (
     "eager_calls",  # the trace records them, and no backend compiles them
     "errors",
     "graph",
+    "guards.captured_values",  # what an island changes while it is traced is undone
     "guards.data_dependent",  # the trace reads what it guards
+    "guards.module_attributes",
     "ir",
     "native",
     "options",

@@ -27,12 +27,12 @@ from aotgrad.cache.serialize import BUILT_IN_NAMESPACES, HIGHER_ORDER, Encoder, 
 from aotgrad.cache.store import IS_SUPPORTED
 from aotgrad.capture.fake import make_input_specs
 from aotgrad.convention import Dedupe
+from aotgrad.guards.module_slots import slots_of
 from aotgrad.ir import InputHint, TensorInput
 from aotgrad.options import Options
 from aotgrad.partition import is_typed
 from aotgrad.passes.base import PLACES
 from aotgrad.pipeline import Compiler
-from aotgrad.plan_cache.module_slots import slots_of
 from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import WrapperLayout
 from aotgrad.telemetry.code_version import code_version

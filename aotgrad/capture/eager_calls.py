@@ -22,7 +22,7 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
-from aotgrad.capture.undo import restored_assignments, restored_tensors
+from aotgrad.capture.undo import restored_assignments, restored_tensors, restored_values
 from aotgrad.capture.values import Prologue, fake_of, node_of
 from aotgrad.eager_calls.call import KNOWN, Differentiation, EagerCall, Invocation
 from aotgrad.eager_calls.forms import DenseForm, FormOfGradient, SizeNumbers, Structure
@@ -226,7 +226,7 @@ class EagerCallRecorder:
         key = (*invocation.key, *map(form_in_call, tensors))
         if (found := KNOWN.get(key)) is not None:
             return found
-        with unobserved_run(invocation.name), explained_closures(invocation.name):
+        with unobserved_run(invocation), explained_closures(invocation.name):
             call = EagerCall.learn(invocation, list(make_examples()))
         KNOWN[key] = call
         self.calls.append(call)
@@ -298,7 +298,7 @@ class Examples(Prologue):
     def _copy(self, node: fx.Node) -> fx.Node:
         if node.target is not CALL:
             return super()._copy(node)
-        with unobserved_run(called_by(node).invocation.name):
+        with unobserved_run(called_by(node).invocation):
             return self._run(copy_node(self.graph, node, self._copies.__getitem__))
 
 
@@ -321,8 +321,8 @@ def explained_closures(name: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unobserved_run(name: str) -> Iterator[None]:
-    """Inside, a function runs for real; afterwards, random generators, tensors not its own and modules are as before.
+def unobserved_run(invocation: Invocation | Differentiation) -> Iterator[None]:
+    """Inside, a function runs for real; afterwards, random generators, tensors not its own, and Python values are as before.
 
     Raises:
         CaptureError: it changes another tensor in a way that has a gradient.
@@ -333,8 +333,9 @@ def unobserved_run(name: str) -> Iterator[None]:
         torch_compat.unobserved(),
         torch_compat.hidden_saved_tensor_hooks(),
         torch_compat.kept_random_states(),
-        restored_tensors(name),
+        restored_tensors(invocation.name),
         restored_assignments(),
+        restored_values(invocation.users_values()),
         without_assignments(),
         recorded_by(None),
     ):

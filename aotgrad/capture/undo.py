@@ -1,14 +1,14 @@
 """What a function does when it runs once more than in eager, and how it is undone.
 
-with torch_compat.kept_random_states(), restored_tensors("f"), restored_assignments():
-    f(x)                    draws numbers, changes a tensor that it closes over, and assigns a buffer of a module
+with torch_compat.kept_random_states(), restored_tensors("f"), restored_assignments(), restored_values([f]):
+    f(x)                    draws numbers, changes a tensor that it closes over, assigns a buffer of a module, and counts
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch.nn.modules.module import register_module_buffer_registration_hook, re
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
+from aotgrad.guards.captured_values import Captured
+from aotgrad.guards.module_attributes import ModuleAttributes
 
 
 @contextlib.contextmanager
@@ -62,6 +64,18 @@ def restored_assignments() -> Iterator[None]:
             handle.remove()
         for (_, registry, name), (module, value) in before.items():
             vars(module)[registry][name] = value
+
+
+@contextlib.contextmanager
+def restored_values(functions: Iterable[Any]) -> Iterator[None]:
+    """Inside, functions run that may change variables, globals, containers, and attributes of objects and modules."""
+    captured = Captured.of(functions)
+    attributes = ModuleAttributes.of(captured.parts)
+    try:
+        yield
+    finally:
+        for change in [*captured.changes(), *attributes.changes()]:
+            change.undo()
 
 
 @dataclass(frozen=True, eq=False)

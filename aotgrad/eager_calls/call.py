@@ -99,6 +99,10 @@ class Invocation:
         constants = tuple((k, constant_identity(value)) for k, value in self.constants)
         return self.function, self.spec, constants, self.positions, self.needs, self.grad_mode, self.autocast
 
+    def users_values(self) -> list[Any]:
+        """The function, and its arguments that are no tensors."""
+        return [self.function, *(value for _, value in self.constants)]
+
     def fake_results(self, fake: Callable, inputs: Sequence[torch.Tensor]) -> tuple[Structure, list[Any]] | None:
         """What another function returns for fake inputs in its place, see `Structure.of`; `None` for wrappers."""
         results = replace(self, function=fake)._call(inputs)
@@ -179,6 +183,10 @@ class Differentiation:
     @property
     def key(self) -> tuple[Any, ...]:
         return self.of.number, self.defined, self.needs
+
+    def users_values(self) -> list[Any]:
+        """See `Invocation`."""
+        return self.of.invocation.users_values()
 
     def run(self, inputs: Sequence[torch.Tensor], copied: Collection[int], looks_closely: bool = False) -> FinishedRun:
         """Compute the gradients of the inputs that get one, with their history. It changes nothing."""

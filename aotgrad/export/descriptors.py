@@ -28,10 +28,10 @@ from aotgrad.backends import nop
 from aotgrad.backends.base import GraphCompiler
 from aotgrad.errors import ExportError
 from aotgrad.export.joint import CompiledJoint, ExportedJoint, compile_joint, export_joint
+from aotgrad.guards.module_slots import slots_of
 from aotgrad.ir import AliasOfIntermediate, SyntheticBase
 from aotgrad.options import reject_parameters
 from aotgrad.partition import default_partition
-from aotgrad.plan_cache.module_slots import slots_of
 from aotgrad.plan_cache.module_state import ModuleArguments
 from aotgrad.slots import Gradient, IntermediateBase, Primal, Tangent, UpdatedInput, UserOutput
 

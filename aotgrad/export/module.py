@@ -21,6 +21,7 @@ from aotgrad.export.graph import GraphWriter, reject_differentiated_inputs, reje
 from aotgrad.export.pre_dispatch import FunctionOfInputs, check_before_autograd, trace_before_autograd
 from aotgrad.export.trace import exported_plan
 from aotgrad.graph.copies import copy_nodes
+from aotgrad.guards.module_slots import slots_of
 from aotgrad.ir import NonAlias
 from aotgrad.options import Options
 from aotgrad.pipeline import Compiler, TracedJoint
@@ -29,7 +30,6 @@ from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.call import Call
 from aotgrad.plan_cache.compiler import make_tracer
 from aotgrad.plan_cache.entry import CachedPlan
-from aotgrad.plan_cache.module_slots import slots_of
 from aotgrad.plan_cache.module_state import LiftedModule
 from aotgrad.slots import UpdatedInput, of_kind
 

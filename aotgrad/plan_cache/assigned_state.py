@@ -21,8 +21,8 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from aotgrad.errors import CaptureError
+from aotgrad.guards.module_slots import SKIPPED, TABLES, dotted
 from aotgrad.guards.python_values import is_plain_object
-from aotgrad.plan_cache.module_slots import SKIPPED, TABLES, dotted
 
 
 @dataclass(frozen=True)

@@ -29,11 +29,7 @@ from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
 from aotgrad.guards.captured_values import Captured
 from aotgrad.guards.dictionaries import Watch, watch
-from aotgrad.guards.python_values import HashedOnce, Identity, KnownKeys, hashable_key, is_fixed, is_plain_object
-from aotgrad.plan_cache.arguments import Arguments
-from aotgrad.plan_cache.assigned_state import AssignedResult, ModuleContents, copy_to_assigned
-from aotgrad.plan_cache.lock import COMPILING
-from aotgrad.plan_cache.module_slots import (
+from aotgrad.guards.module_slots import (
     FLAT_WEIGHTS,
     HOOK_FLAGS,
     HOOKS,
@@ -46,6 +42,10 @@ from aotgrad.plan_cache.module_slots import (
     slots_of,
     tensor_attributes,
 )
+from aotgrad.guards.python_values import HashedOnce, Identity, KnownKeys, hashable_key, is_fixed, is_plain_object
+from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.plan_cache.assigned_state import AssignedResult, ModuleContents, copy_to_assigned
+from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.torch_compat import fx_traceback
 
 

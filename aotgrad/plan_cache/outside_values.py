@@ -30,8 +30,8 @@ from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
 from aotgrad.guards.captured_values import Captured, CapturedChange
+from aotgrad.guards.module_attributes import ModuleAttributes
 from aotgrad.guards.python_values import hashable_key
-from aotgrad.plan_cache.module_attributes import ModuleAttributes
 from aotgrad.plan_cache.module_state import LiftedForward, captured_by_module
 
 

@@ -21,13 +21,13 @@ from aotgrad.backends.kit import backend_of_steps
 from aotgrad.cache.graphs import functions_by_name, kept_function
 from aotgrad.cache.serialize import LIKE_NUMBERS
 from aotgrad.errors import NoPlanError, ShippingError
+from aotgrad.guards.module_slots import slots_of
 from aotgrad.ir import SymInput
 from aotgrad.options import Options
 from aotgrad.pipeline import Compiler, Executable
 from aotgrad.plan_cache.binding import BoundFunction, BoundModule, PlainFunction
 from aotgrad.plan_cache.cache import PlanCache
 from aotgrad.plan_cache.compiler import make_compiler
-from aotgrad.plan_cache.module_slots import slots_of
 from aotgrad.shipping.archive import Archive, read_archive, write_archive
 from aotgrad.shipping.closed_over import LoadedTensors, SavedTensors, closed_over
 from aotgrad.shipping.code import ShippedCode

@@ -362,7 +362,7 @@ def test_an_error_of_the_function_passes_on():
     @aotgrad.island
     def fails_later(x):
         calls.append(1)
-        if len(calls) == 3:
+        if len(calls) == 2:
             raise ZeroDivisionError
         return x * 2
 
@@ -532,3 +532,71 @@ def test_draws_beside_a_checkpoint(name):
             return torch.autograd.grad(function(x).sum(), x), torch.rand(2)
 
     torch.testing.assert_close(drawn(compiled(DRAWN[name])), drawn(DRAWN[name]))
+
+
+class Counter:
+    """Things that an island may change."""
+
+    def __init__(self) -> None:
+        self.calls, self.log, self.module = 0, [], torch.nn.Module()
+        self.module.calls, self.module.last = 0, {}
+
+    def count(self) -> None:
+        self.calls += 1
+        self.log.append(self.calls)
+        self.module.calls += 1
+        self.module.last["calls"] = self.calls
+
+
+class CountedBackward(torch.autograd.Function):
+    backwards = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        CountedBackward.backwards += 1
+        return gradient * 2
+
+
+def test_the_run_at_compile_time_changes_no_values():
+    counter, variable = Counter(), 0
+    CountedBackward.backwards = 0
+
+    @aotgrad.island
+    def counted(x):
+        nonlocal variable
+        variable += 1
+        counter.count()
+        return CountedBackward.apply(x)
+
+    run = compiled(lambda x: counted(x.cos()).sin())
+    for calls in range(1, 4):
+        run(leaf()).sum().backward()
+        assert (variable, counter.calls, counter.log) == (calls, calls, list(range(1, calls + 1)))
+        assert (counter.module.calls, counter.module.last) == (calls, {"calls": calls})
+        assert CountedBackward.backwards == calls
+
+
+def test_a_method_of_a_module_changes_it_once():
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls, self.log = torch.nn.Linear(3, 3), 0, []
+
+        @aotgrad.island
+        def count(self, x):
+            self.calls += 1
+            self.log.append(self.calls)
+            return x * 2
+
+        def forward(self, x):
+            return self.count(self.linear(x)).sin()
+
+    module = Counting()
+    run = aotgrad.aot_module(module, "eager")
+    for calls in range(1, 4):
+        run(torch.ones(2, 3)).sum().backward()
+        assert (module.calls, module.log) == (calls, list(range(1, calls + 1)))

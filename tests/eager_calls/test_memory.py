@@ -323,8 +323,8 @@ def test_one_tensor_as_two_arguments():
 
 
 LATER = {
-    "changes an argument in place, but did not do so": lambda x, n: x.add_(1) if n > 1 else x * 1,
-    "returns other views": lambda x, n: x[0] if n > 1 else x[1],
+    "changes an argument in place, but did not do so": lambda x, n: x.add_(1) if n else x * 1,
+    "returns other views": lambda x, n: x[0] if n else x[1],
 }
 
 

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 from aotgrad.errors import CaptureError
-from aotgrad.plan_cache.module_attributes import ModuleAttributes
+from aotgrad.guards.module_attributes import ModuleAttributes
 
 
 class Counting(nn.Module):

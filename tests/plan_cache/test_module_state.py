@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import aotgrad
-from aotgrad.plan_cache.module_slots import slots_of
+from aotgrad.guards.module_slots import slots_of
 from aotgrad.plan_cache.module_state import LiftedModule
 
 

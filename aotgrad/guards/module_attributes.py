@@ -27,8 +27,8 @@ from aotgrad.guards.captured_values import (
     changed_containers,
     is_installed_value,
 )
+from aotgrad.guards.module_slots import SKIPPED
 from aotgrad.guards.python_values import is_fixed
-from aotgrad.plan_cache.module_slots import SKIPPED
 
 
 @dataclass(frozen=True)
