@@ -17,7 +17,7 @@ import itertools
 import random
 import sys
 import types
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +35,26 @@ from aotgrad.guards.python_values import hashable_key
 from aotgrad.plan_cache.module_state import LiftedForward, captured_by_module
 
 
+@dataclass(frozen=True)
+class PythonGenerators:
+    """The states of the generators of the modules `random` and `numpy.random`; this one is `None` without NumPy."""
+
+    of_python: tuple
+    of_numpy: tuple | None
+
+    @classmethod
+    def now(cls) -> PythonGenerators:
+        if (numpy := sys.modules.get("numpy.random")) is None:
+            return cls(random.getstate(), None)
+        kind, keys, *others = numpy.get_state()
+        return cls(random.getstate(), (kind, tuple(keys.tolist()), *others))
+
+    def restore(self) -> None:
+        random.setstate(self.of_python)
+        if self.of_numpy is not None:
+            sys.modules["numpy.random"].set_state(self.of_numpy)
+
+
 @dataclass
 class PythonDraws:
     """Whether a traced function draws random numbers of Python or NumPy: other ones in each call."""
@@ -43,18 +63,16 @@ class PythonDraws:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        before = python_generators()
+        before = PythonGenerators.now()
+        regions.open_in_backward(self.noted_in_backward)
         yield
-        self.found = self.found or python_generators() != before
+        self.found = self.found or PythonGenerators.now() != before
 
-
-def python_generators() -> Hashable:
-    """The states of the generators of the modules `random` and `numpy.random`."""
-    numpy = sys.modules.get("numpy.random")
-    if numpy is None:
-        return random.getstate()
-    kind, keys, *others = numpy.get_state()
-    return (random.getstate(), kind, keys.tobytes(), *others)
+    @contextlib.contextmanager
+    def noted_in_backward(self) -> Iterator[Collection[str]]:
+        before = PythonGenerators.now()
+        yield ()
+        self.found = self.found or PythonGenerators.now() != before
 
 
 @dataclass
@@ -129,14 +147,15 @@ _traced: ContextVar[list[OutsideValues] | None] = ContextVar("aotgrad_traced", d
 
 @contextlib.contextmanager
 def undone_if_it_fails(*values: OutsideValues) -> Iterator[None]:
-    """Inside, a plan is made. If that raises, what its traces have changed is undone, and changes of `values`."""
-    around, traced = _traced.get(), list(values)
+    """Inside, a plan is made. If that raises, what its traces have changed and drawn is undone, and changes of `values`."""
+    around, traced, generators = _traced.get(), list(values), PythonGenerators.now()
     token = _traced.set(traced)
     try:
         yield
     except BaseException:  # the function may be traced again, or run: its effects would happen twice
         for each in reversed(traced):
             each.undo()
+        generators.restore()
         raise
     finally:
         _traced.reset(token)
