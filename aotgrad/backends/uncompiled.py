@@ -10,6 +10,7 @@ Not compiled are:
 - calls of functions that are not traced, and their backwards.
 - what reads an input that is lazily negated (`x.conj().imag`), or a view of one: Inductor reads the memory as it is.
 - writes into a view of a complex tensor: Inductor makes them in place, and moves reads of the tensor before them.
+- ops that torch's fakes refuse or lay out otherwise than their kernels do, such as `grouped_mm` of float32.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ def reason_for(node: fx.Node) -> str:
         return "the sizes of its results depend on values"
     if is_complex_scatter(node):
         return "it writes into a view of a complex tensor"
+    if not torch_compat.has_fake_of_torch(node):
+        return "Inductor cannot know the layout of its result"
     if any(map(is_negated, node.all_input_nodes)):
         return "it reads an input that is lazily negated"
     return "it computes with a sparse tensor, or with parts of one"
@@ -51,7 +54,8 @@ def reason_for(node: fx.Node) -> str:
 
 def is_left_whole(node: fx.Node) -> bool:
     """Whether a dense node is not compiled."""
-    return is_sized_by_values(node) or is_complex_scatter(node) or is_eager_call(op_of_item(node))
+    is_known = torch_compat.has_fake_of_torch(node)
+    return is_sized_by_values(node) or is_complex_scatter(node) or is_eager_call(op_of_item(node)) or not is_known
 
 
 def is_sized_by_values(node: fx.Node) -> bool:

@@ -419,6 +419,7 @@ from aotgrad.torch_compat.inductor.scheduler import (
 )
 from aotgrad.torch_compat.jagged_attention import JaggedAttention
 from aotgrad.torch_compat.kernel_layouts import (
+    FAKES,
     LAYOUTS,
     LAYOUTS_ON_CPU,
     LayoutRule,
@@ -426,6 +427,8 @@ from aotgrad.torch_compat.kernel_layouts import (
     as_operands,
     contiguous,
     eager_layouts,
+    grouped_product,
+    has_fake_of_torch,
     in_format_of_first,
     in_format_of_second,
     is_laid_out,

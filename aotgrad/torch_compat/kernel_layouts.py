@@ -1,4 +1,4 @@
-"""Ops whose fake results torch lays out otherwise than their kernels do.
+"""Ops whose fake results torch lays out otherwise than their kernels do, or whose fakes refuse what kernels take.
 
 Fakes of these ops come from decompositions, and a decomposition lays out its result as its last op does. A graph that trusts
 such a fake takes a view where eager copies.
@@ -20,7 +20,7 @@ from torch._prims_common import (
 )
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from aotgrad.torch_compat.shapes import has_symbolic_shape
+from aotgrad.torch_compat.shapes import has_symbolic_shape, known_equal
 
 Strides = Sequence[int | torch.SymInt]
 LayoutRule = Callable[[FakeTensor, Sequence[FakeTensor]], Strides]
@@ -88,11 +88,48 @@ LAYOUTS: dict[Any, LayoutRule] = LAYOUTS_ON_CPU | {
 """Of these, and of ops whose layout code all devices share."""
 
 
+def grouped_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """The result of `grouped_mm`: its rows begin at multiples of 16 bytes. Torch's fake takes bfloat16 alone."""
+    of_groups = [] if offs is None else [offs.shape[0]]
+    groups = {(2, 2): of_groups, (3, 3): [a.shape[0]]}.get((a.dim(), b.dim()), [])
+    dtype = out_dtype or a.dtype
+    per_row = 16 // dtype.itemsize
+    row = (b.shape[-1] + per_row - 1) // per_row * per_row
+    strides = [*([a.shape[-2] * row] if groups else []), row, 1]
+    return torch.empty_strided([*groups, a.shape[-2], b.shape[-1]], strides, dtype=dtype, device=a.device)
+
+
+FAKES: dict[Any, Callable[..., torch.Tensor]] = {_built_in._grouped_mm.default: grouped_product}
+"""Of ops that Inductor compiles with torch's own fakes, which may differ: `has_fake_of_torch`."""
+
+
+def has_fake_of_torch(node: torch.fx.Node) -> bool:
+    """Whether torch's own fake of an op takes the arguments of a node, and lays out the result as its kernel does."""
+    if node.target not in FAKES:
+        return True
+    args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda each: each.meta["val"])
+    with node.meta["val"].fake_mode:
+        try:
+            found = node.target(*args, **kwargs)
+        except RuntimeError:
+            return False
+    return known_equal(node.meta["val"].stride(), found.stride())
+
+
 @contextlib.contextmanager
 def eager_layouts(mode: FakeTensorMode) -> Iterator[None]:
-    """Inside, fake results have the layouts of `LAYOUTS`."""
+    """Inside, fake results have the layouts of `LAYOUTS`, or are those of `FAKES`."""
 
     def dispatch(op: Any, classes: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        if op in FAKES:
+            with mode:
+                return FAKES[op](*args, **(kwargs or {}))
         results = FakeTensorMode.dispatch(mode, op, classes, args, kwargs)
         layout = LAYOUTS.get(op)
         return results if layout is None else laid_out(mode, op, layout, results, (args, kwargs))

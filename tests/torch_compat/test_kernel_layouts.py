@@ -93,6 +93,46 @@ def test_a_fake_is_laid_out_as_the_kernel_does(op, fake_mode):
         assert strides_of(fake) == strides_of(op(*args))
 
 
+OFFSETS = torch.tensor([4, 4, 8], dtype=torch.int32)
+MATRICES = {
+    "rows of groups": lambda columns: ((8, 16), (3, 16, columns)),
+    "one matrix a group": lambda columns: ((16, 8), (8, columns)),
+    "as bmm": lambda columns: ((3, 8, 16), (3, 16, columns)),
+    "columns of groups": lambda columns: ((3, 8, 16), (16, 8)),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shapes", MATRICES)
+def test_a_fake_grouped_product_is_as_the_kernel(shapes, dtype, fake_mode):
+    assert {*compat.FAKES.values()} == {compat.grouped_product}
+    op = aten._grouped_mm.default
+    for columns, out_dtype in itertools.product([4, 5, 8], [None, dtype]):
+        a, b = (torch.ones(shape, dtype=dtype) for shape in MATRICES[shapes](columns))
+        b = b if columns == 8 else torch.nn.functional.pad(b, (0, -b.shape[-1] % 8))[..., : b.shape[-1]]
+        given = (a, b, None if shapes == "as bmm" else OFFSETS, None, out_dtype)
+        result = op(*given)
+        with fake_mode, compat.eager_layouts(fake_mode):
+            fake = op(*(fake_mode.from_tensor(each) if isinstance(each, torch.Tensor) else each for each in given))
+        assert (fake.shape, fake.stride(), fake.dtype) == (result.shape, result.stride(), result.dtype)
+
+
+def test_torch_refuses_a_fake_grouped_product_of_float32(fake_mode):
+    """If this fails, torch's fake is right, and `FAKES` may go."""
+    graph = torch.fx.Graph()
+    fakes = [fake_mode.from_tensor(each) for each in (torch.ones(8, 16), torch.ones(3, 16, 8), OFFSETS)]
+    inputs = [graph.placeholder(name) for name in "abc"]
+    for node, fake in zip(inputs, fakes, strict=True):
+        node.meta["val"] = fake
+    node, other = (
+        graph.call_function(aten._grouped_mm.default, tuple(inputs)),
+        graph.call_function(aten.sin.default, (inputs[0],)),
+    )
+    with fake_mode, compat.eager_layouts(fake_mode):
+        node.meta["val"], other.meta["val"] = node.target(*fakes), other.target(fakes[0])
+    assert compat.has_fake_of_torch(other) and not compat.has_fake_of_torch(node)
+
+
 def test_strides_of_single_elements_do_not_matter(fake_mode):
     fake = fake_mode.from_tensor(torch.ones(2, 1).as_strided((2, 1), (1, 7)))
     assert compat.is_laid_out(fake, (1, 1)) and not compat.is_laid_out(fake, (2, 1))
