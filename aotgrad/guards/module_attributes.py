@@ -1,10 +1,10 @@
-"""What modules hold in plain attributes: numbers, texts, containers and objects.
+"""What modules hold besides tensors: numbers, texts, containers and objects in attributes, submodules, and hooks.
 
     before = ModuleAttributes.of([model])       model.count is 0
     model(x)                                    self.count += 1
     list(before.changes())                      'count' of a Model: 1, before 0; with a way back
 
-Parameters, buffers, submodules and hooks are in other places.
+Parameters and buffers are in other places.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aotgrad.guards.captured_values import (
     changed_containers,
     is_installed_value,
 )
-from aotgrad.guards.module_slots import SKIPPED
+from aotgrad.guards.module_slots import HOOK_FLAGS, HOOKS, SKIPPED
 from aotgrad.guards.python_values import is_fixed
 
 
@@ -37,7 +37,7 @@ class ModuleAttributes:
 
     Attributes:
         tables: what the dictionary of each object held.
-        containers: those in attributes, with copies of what they held.
+        containers: those in attributes, and of hooks and submodules, with copies of what they held.
     """
 
     tables: Sequence[tuple[Any, Mapping[str, Any]]]
@@ -52,7 +52,7 @@ class ModuleAttributes:
                 continue
             seen[id(value)] = value
             if isinstance(value, nn.Module):
-                left += value.children()
+                left += [vars(value)[name] for name in (*HOOKS, *HOOK_FLAGS, "_modules")]
             if isinstance(value, WITH_ITEMS):
                 containers.append((value, captured_items(value)))
                 left += captured_items(value)

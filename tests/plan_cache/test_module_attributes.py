@@ -86,6 +86,32 @@ def test_each_call_changes_them_once(way, run):
         assert attributes_of(module) == after(count)
 
 
+class InstallsHooks(nn.Module):
+    """Registers a hook and makes a part when it runs first, as some libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.is_ready, self.calls = nn.Linear(2, 2), False, 0
+
+    def count(self, *_: Any) -> None:
+        self.calls += 1
+
+    def forward(self, x):
+        if not self.is_ready:
+            self.linear.register_forward_hook(self.count)
+            self.activation, self.is_ready = nn.Tanh(), True
+        return branch(self.activation(self.linear(x)))
+
+
+def test_hooks_that_a_forward_registers_are_there_once():
+    """The first trace does not know the value that the branch depends on, so there is a second one."""
+    module = InstallsHooks()
+    compiled = aotgrad.aot_module(module, aotgrad.nop)
+    for calls in range(1, 4):
+        compiled(torch.ones(1, 2)).sum().backward()
+        assert (module.calls, len(module.linear._forward_hooks)) == (calls, 1)
+
+
 @ways
 def test_an_error_leaves_them_as_in_eager_mode(way):
     module = Counting(failing)
