@@ -111,12 +111,13 @@ FAKES: dict[Any, Callable[..., torch.Tensor]] = {_built_in._grouped_mm.default: 
 
 def has_fake_of_torch(node: torch.fx.Node) -> bool:
     """Whether torch's own fake of an op takes the arguments of a node, and lays out the result as its kernel does."""
-    if node.target not in FAKES:
+    op: Any = node.target
+    if op not in FAKES:
         return True
     args, kwargs = torch.fx.map_arg((node.args, dict(node.kwargs)), lambda each: each.meta["val"])
     with node.meta["val"].fake_mode:
         try:
-            found = node.target(*args, **kwargs)
+            found = op(*args, **kwargs)
         except RuntimeError:
             return False
     return known_equal(node.meta["val"].stride(), found.stride())

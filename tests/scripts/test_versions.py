@@ -94,6 +94,7 @@ def test_a_sample_is_of_all_tests_below_a_folder():
 
 def test_a_sample_is_every_so_many_th_test(monkeypatch):
     monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)  # -v changes what is printed
+    monkeypatch.setenv("AOTGRAD_TEST_ALL", "1")
 
     def collected(every: int) -> list[str]:
         command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/graph/test_strided_overlap.py"]
