@@ -8,7 +8,7 @@
 What a function reads is known by the names in its code (`code_reads`), and in that of functions that it may call. Code of
 installed packages is not followed, and their modules, functions and classes are constants. Islands are not followed, since
 they run in each call. Of an object, only attributes whose names occur in the code count. A container counts as a whole.
-Modules (`nn.Module`) are `parts`, for which the caller has guards.
+Modules (`nn.Module`) are `parts`, for which the caller has guards, but for what their hooks read.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.guards.code_reads import code_reads, is_installed
+from aotgrad.guards.module_slots import HOOKS
 from aotgrad.guards.python_values import Identity, hashable_key, is_fixed, is_plain_object
 
 NOTHING = object()
@@ -121,9 +122,24 @@ class Captured:
     opaque: list[tuple[Any, Hashable]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, functions: Iterable[Any], known: Iterable[Any] = (), classes: Iterable[type] = ()) -> Captured:
-        """What functions depend on, and the methods of classes; `known` are objects that the caller guards."""
-        return CaptureSearch(known).run(functions, classes)
+    def of(cls, functions: Iterable[Any], known: Iterable[Any] = ()) -> Captured:
+        """What functions depend on; `known` are objects that the caller guards."""
+        return CaptureSearch(known).run(functions)
+
+    @classmethod
+    def of_module(cls, module: nn.Module, with_own_hooks: bool) -> Captured:
+        """What the methods and hooks of a module tree depend on besides the modules.
+
+        Args:
+            with_own_hooks: whether the hooks of the module itself count, besides those of its parts.
+        """
+        parts = list(module.modules())
+        search = CaptureSearch(parts)
+        for part in parts:
+            search.add_class(type(part))
+            search.queue += hooks_of_module(part) if with_own_hooks or part is not module else []
+        search.queue += itertools.chain(*(hooks.values() for hooks in torch_compat.global_module_hooks()))
+        return search.run(())
 
     @functools.cached_property
     def is_empty(self) -> bool:
@@ -220,9 +236,7 @@ class CaptureSearch:
         self.assigned: set[str] = set()
         self.queue: list[Any] = []
 
-    def run(self, functions: Iterable[Any], classes: Iterable[type]) -> Captured:
-        for kind in classes:
-            self.add_class(kind)
+    def run(self, functions: Iterable[Any]) -> Captured:
         for function in functions:
             self.visit(function, is_first=True)
         while True:
@@ -289,6 +303,7 @@ class CaptureSearch:
         else:
             self.found.parts.append(module)
             self.add_class(type(module))
+            self.queue += itertools.chain(*map(hooks_of_module, module.modules()))
 
     def visit_object(self, value: Any) -> None:
         """Follow the attributes of an object. One with other state is compared by content, if its class is the user's."""
@@ -328,6 +343,11 @@ class CaptureSearch:
             self.add(id(cell), CellPlace(cell, name))
         self.queue += [sys.modules[name] for name in sorted(reads.modules) if name in sys.modules]
         self.queue += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def hooks_of_module(module: nn.Module) -> list[Any]:
+    """The hooks of one module."""
+    return [hook for name in HOOKS for hook in vars(module)[name].values()]
 
 
 def is_import(name: str, value: Any) -> bool:

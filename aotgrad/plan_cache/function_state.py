@@ -35,7 +35,7 @@ class ReadState:
 
     @classmethod
     def of(cls, captured: Captured) -> ReadState:
-        parts = [LiftedModule(part) for part in captured.parts]
+        parts = [LiftedModule(part, is_part=True) for part in captured.parts]
         of_parts = [part.read() for part in parts]
         if captured.is_empty:
             return cls(captured, parts, of_parts, None)

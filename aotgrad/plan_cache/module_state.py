@@ -195,17 +195,17 @@ class ModuleState:
     what the methods of these capture.
 
     `value` is hashable, and equal for equal state; `is_current()` checks cheaply whether it still holds. Of the attributes
-    whose `names` are given, tensors are the module's own, and not part of the state.
+    whose `names` are given, tensors are the module's own, and not part of the state. `is_part`: see `LiftedModule`.
     """
 
-    def __init__(self, module: nn.Module, names: Collection[str] = ()) -> None:
+    def __init__(self, module: nn.Module, names: Collection[str] = (), is_part: bool = False) -> None:
         named = dict(module.named_modules())
         self.names = names
         content = functools.partial(content_of, {id(part): (part, ("module", name)) for name, part in named.items()})
         watched = Watched(list(named.values()))
         watched.add_all(torch_compat.global_module_hooks())
         everywhere = tuple(tuple(map(Identity, hooks.values())) for hooks in torch_compat.global_module_hooks())
-        self.captured = captured_by_module(module)
+        self.captured = Captured.of_module(module, with_own_hooks=is_part)
         classes = OfClasses((self.captured.key(), *(class_state(kind, content) for kind in watched.classes)))
         parts = ((path, own_state(part, without_tensors(path, part, names), content)) for path, part in named.items())
         self.value = HashedOnce((everywhere, classes, *parts))
@@ -236,12 +236,6 @@ class ModuleState:
 def code_of_state(value: Any) -> Sequence[Hashable]:
     """The part of the value of a `ModuleState` that consists of code, and of what the code captures."""
     return [part for part in value.value if isinstance(part, OfClasses)]
-
-
-def captured_by_module(module: nn.Module) -> Captured:
-    """What the methods of a module tree depend on besides the modules: globals, mostly."""
-    parts = list(module.modules())
-    return Captured.of((), parts, dict.fromkeys(map(type, parts)))
 
 
 class OwnTensors(NamedTuple):
@@ -306,10 +300,11 @@ class LiftedModule:
 
     Attributes:
         owns_attributes: whether a plain attribute that is a tensor is the module's own, even if no trace assigns it.
+        is_part: whether a traced function calls the module with its hooks, in place of its forward.
     """
 
-    def __init__(self, module: nn.Module, *, owns_attributes: bool = False) -> None:
-        self.module, self.owns_attributes = module, owns_attributes
+    def __init__(self, module: nn.Module, *, owns_attributes: bool = False, is_part: bool = False) -> None:
+        self.module, self.owns_attributes, self.is_part = module, owns_attributes, is_part
         self.state: ModuleState | None = None
         self.assigned: set[str] = set()  # the buffers and attributes that a trace was found to assign
         self.swaps = 0  # odd while a trace has its own tensors in the module
@@ -357,7 +352,7 @@ class LiftedModule:
 
     def value_with(self, names: Collection[str]) -> Hashable:
         """The present value of the state, where tensors are the module's own in the attributes with these names."""
-        return ModuleState(self.module, names).value
+        return ModuleState(self.module, names, self.is_part).value
 
     def known(self, inputs: tuple, counts: Collection[int]) -> tuple[list[Any], Hashable] | None:
         """The module's tensors with `inputs`, and its other state.
@@ -373,7 +368,7 @@ class LiftedModule:
     def current_state(self) -> ModuleState:
         state = self.state
         if state is None or not state.is_current():
-            state = self.state = ModuleState(self.module, self.names)
+            state = self.state = ModuleState(self.module, self.names, self.is_part)
         return state
 
     @property

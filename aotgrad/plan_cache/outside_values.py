@@ -32,7 +32,7 @@ from aotgrad.errors import CaptureError
 from aotgrad.guards.captured_values import Captured, CapturedChange
 from aotgrad.guards.module_attributes import ModuleAttributes
 from aotgrad.guards.python_values import hashable_key
-from aotgrad.plan_cache.module_state import LiftedForward, captured_by_module
+from aotgrad.plan_cache.module_state import LiftedForward
 
 
 @dataclass(frozen=True)
@@ -222,6 +222,6 @@ def are_equal(now: Any, before: Any) -> bool:
 def captured_by(function: Callable, known: Iterable[Any]) -> Captured:
     """What a function captures, or the forward of a module; of other callables of aotgrad's own, nothing."""
     if isinstance(function, LiftedForward):
-        return captured_by_module(function.lifted.module)
+        return Captured.of_module(function.lifted.module, with_own_hooks=False)
     is_users = isinstance(function, (types.FunctionType, types.MethodType, functools.partial))
     return Captured.of([function] if is_users else [], known)

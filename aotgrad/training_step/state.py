@@ -75,7 +75,8 @@ class State:
         objects = pytree.tree_leaves(list(objects))
         for value in objects:
             reject_unknown(value)
-        modules = tuple(LiftedModule(each, owns_attributes=True) for each in objects if isinstance(each, nn.Module))
+        found = (each for each in objects if isinstance(each, nn.Module))
+        modules = tuple(LiftedModule(each, owns_attributes=True, is_part=True) for each in found)
         optimizers = tuple(each for each in objects if isinstance(each, torch.optim.Optimizer))
         scalers = tuple(each for each in objects if isinstance(each, torch.amp.GradScaler))
         return cls(modules, optimizers, scalers, tuple(each for each in objects if isinstance(each, torch.Tensor)))

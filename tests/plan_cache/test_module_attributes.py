@@ -202,3 +202,54 @@ def test_changes_have_names_and_a_way_back():
     for change in list(before.changes()):
         change.undo()
     assert attributes_of(module) == attributes_of(Counting()) and not hasattr(module.part, "count")
+
+
+class Tracker:
+    """Counts as a method of it, and as an object that is called."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.calls += 1
+
+    def record(self, *_: Any) -> None:
+        self.calls += 1
+
+
+def counted_by(kind: str, module: nn.Module) -> Tracker:
+    """Register a hook that counts the calls of a module."""
+    tracker = Tracker()
+    hook = {"an object": tracker, "a method": tracker.record, "a function": lambda *values: tracker.record(*values)}[kind]
+    module.register_forward_hook(hook)
+    return tracker
+
+
+@pytest.mark.parametrize("kind", ["an object", "a method", "a function"])
+@pytest.mark.parametrize("way", [compiled_module, compiled_method, compiled_step])
+def test_hooks_of_parts_count_each_call(kind, way):
+    module = Counting()
+    tracker = counted_by(kind, module.part)
+    compiled = way(module)
+    for calls in range(1, 4):
+        compiled(torch.ones(1, 2))
+        assert tracker.calls == calls
+
+
+def test_hooks_of_the_module_itself_run_outside_of_its_plan():
+    module = nn.Linear(2, 2)
+    tracker, compiled = (
+        counted_by("a function", module),
+        aotgrad.aot_module(module, aotgrad.nop, options={"min_graph_ops": 0}),
+    )
+    for calls in range(1, 4):
+        compiled(torch.ones(1, 2))
+        assert tracker.calls == calls and len(compiled.plans()) == 1
+
+
+def test_a_hook_that_keeps_a_tensor_is_an_error():
+    module, features = nn.Sequential(nn.Linear(2, 2), nn.Tanh()), {}
+    module[0].register_forward_hook(lambda part, args, result: features.update(last=result))
+    with pytest.raises(CaptureError, match="assigns a tensor to a dict"):
+        aotgrad.aot_module(module, aotgrad.nop)(torch.ones(1, 2))
+    assert features == {}
