@@ -330,13 +330,14 @@ class CaptureSearch:
         wrapped = getattr(function, "__wrapped__", None)
         if wrapped is not None:
             self.visit(wrapped, is_first)
-        if is_installed(function.__code__.co_filename) and (wrapped is not None or not is_first):
+        is_of_library = is_installed(function.__code__.co_filename)
+        if is_of_library and (wrapped is not None or not is_first):
             return
         self.holders.append(function)
         reads = code_reads(function.__code__)
         self.attributes |= dict.fromkeys(sorted(reads.attributes))
         self.assigned |= reads.assigned
-        for name in sorted(reads.globals):
+        for name in () if is_of_library else sorted(reads.globals):  # a trace replaces some of torch's for a while
             if name in function.__globals__ or not hasattr(builtins, name):
                 self.add(id(function.__globals__), DictionaryPlace(function.__globals__, name))
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):

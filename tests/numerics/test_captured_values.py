@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import random
 import sys
 from types import SimpleNamespace
@@ -395,3 +396,17 @@ def test_a_plan_that_cannot_be_made_leaves_nothing_behind(on_error):
     assert (last, calls, counts) == (1, [1], {"calls": 1})
     compiled(torch.ones(2))
     assert (last, calls, counts) == (2, [1, 2], {"calls": 2})
+
+
+def test_what_a_trace_replaces_in_torch_is_no_captured_value():
+    """Torch's checkpoint reads it from a global, which the failing plan must not restore afterwards."""
+
+    def broken(graph, inputs):
+        raise RuntimeError("no kernel")
+
+    checkpoints = torch.utils.checkpoint
+    before = checkpoints.CheckpointFunction
+    function = functools.partial(checkpoints.checkpoint, torch.sin, use_reentrant=True)
+    with pytest.raises(RuntimeError, match="no kernel"):
+        aotgrad.aot_function(function, broken, options={"min_graph_ops": 0})(leaf(3))
+    assert checkpoints.CheckpointFunction is before
