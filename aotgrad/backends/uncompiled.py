@@ -54,8 +54,8 @@ def reason_for(node: fx.Node) -> str:
 
 def is_left_whole(node: fx.Node) -> bool:
     """Whether a dense node is not compiled."""
-    is_known = torch_compat.has_fake_of_torch(node)
-    return is_sized_by_values(node) or is_complex_scatter(node) or is_eager_call(op_of_item(node)) or not is_known
+    is_of_kernel = is_sized_by_values(node) or not torch_compat.has_fake_of_torch(node)
+    return is_of_kernel or is_complex_scatter(node) or is_eager_call(op_of_item(node))
 
 
 def is_sized_by_values(node: fx.Node) -> bool:

@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import random
-import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import ContextVar
@@ -35,26 +33,6 @@ from aotgrad.guards.python_values import hashable_key
 from aotgrad.plan_cache.module_state import LiftedForward
 
 
-@dataclass(frozen=True)
-class PythonGenerators:
-    """The states of the generators of the modules `random` and `numpy.random`; this one is `None` without NumPy."""
-
-    of_python: tuple
-    of_numpy: tuple | None
-
-    @classmethod
-    def now(cls) -> PythonGenerators:
-        if (numpy := sys.modules.get("numpy.random")) is None:
-            return cls(random.getstate(), None)
-        kind, keys, *others = numpy.get_state()
-        return cls(random.getstate(), (kind, tuple(keys.tolist()), *others))
-
-    def restore(self) -> None:
-        random.setstate(self.of_python)
-        if self.of_numpy is not None:
-            sys.modules["numpy.random"].set_state(self.of_numpy)
-
-
 @dataclass
 class PythonDraws:
     """Whether a traced function draws random numbers of Python or NumPy: other ones in each call."""
@@ -63,16 +41,16 @@ class PythonDraws:
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        before = PythonGenerators.now()
+        before = torch_compat.PythonGenerators.now()
         regions.open_in_backward(self.noted_in_backward)
         yield
-        self.found = self.found or PythonGenerators.now() != before
+        self.found = self.found or torch_compat.PythonGenerators.now() != before
 
     @contextlib.contextmanager
     def noted_in_backward(self) -> Iterator[Collection[str]]:
-        before = PythonGenerators.now()
+        before = torch_compat.PythonGenerators.now()
         yield ()
-        self.found = self.found or PythonGenerators.now() != before
+        self.found = self.found or torch_compat.PythonGenerators.now() != before
 
 
 @dataclass
@@ -148,7 +126,7 @@ _traced: ContextVar[list[OutsideValues] | None] = ContextVar("aotgrad_traced", d
 @contextlib.contextmanager
 def undone_if_it_fails(*values: OutsideValues) -> Iterator[None]:
     """Inside, a plan is made. If that raises, what its traces have changed and drawn is undone, and changes of `values`."""
-    around, traced, generators = _traced.get(), list(values), PythonGenerators.now()
+    around, traced, generators = _traced.get(), list(values), torch_compat.PythonGenerators.now()
     token = _traced.set(traced)
     try:
         yield
@@ -177,10 +155,8 @@ def watched_values(function: Callable, known: Iterable[Any] = ()) -> Iterator[No
     Raises:
         CaptureError: names what does.
     """
-    values, buffers = (
-        OutsideValues.of(function, known),
-        AssignedBuffers({each for each in known if isinstance(each, nn.Module)}),
-    )
+    values = OutsideValues.of(function, known)
+    buffers = AssignedBuffers({each for each in known if isinstance(each, nn.Module)})
     handle = register_module_buffer_registration_hook(buffers.assign)
     regions.open_in_backward(lambda: unchanged_in_backward(function, known))
     with undone_if_it_fails(values):

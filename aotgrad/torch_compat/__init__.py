@@ -544,6 +544,7 @@ from aotgrad.torch_compat.parallel_modules import PARALLEL_MODULE, refused_paral
 from aotgrad.torch_compat.pre_dispatch import graph_before_autograd
 from aotgrad.torch_compat.random import (
     RANDOM_STATE_BYTES,
+    PythonGenerators,
     RandomReplay,
     StandInGenerator,
     advance_philox,

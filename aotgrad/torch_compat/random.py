@@ -7,6 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -210,25 +211,42 @@ def _philox_draw_fake(seed: torch.Tensor, offset: torch.Tensor, op: Any, *args: 
 # --- The generators of a call, on the host; nothing is read from a GPU -----------------------------------------------
 
 
+@dataclass(frozen=True)
+class PythonGenerators:
+    """The states of the generators of the modules `random` and `numpy.random`; this one is `None` without NumPy."""
+
+    of_python: tuple
+    of_numpy: tuple | None
+
+    @classmethod
+    def now(cls) -> PythonGenerators:
+        if (numpy := sys.modules.get("numpy")) is None:
+            return cls(random.getstate(), None)
+        kind, keys, *others = numpy.random.get_state()
+        return cls(random.getstate(), (kind, tuple(keys.tolist()), *others))
+
+    def restore(self) -> None:
+        random.setstate(self.of_python)
+        if self.of_numpy is not None:
+            sys.modules["numpy"].random.set_state(self.of_numpy)
+
+
 @contextlib.contextmanager
 def kept_random_states() -> Iterator[None]:
     """Inside, random numbers are drawn that will be drawn again: by torch, Python and NumPy.
 
     While a CUDA graph is captured, the state of a GPU's generator cannot be read: a draw there raises.
     """
-    numpy, torchs = sys.modules.get("numpy"), default_generators()
+    torchs, of_python = default_generators(), PythonGenerators.now()
     if torchs[1:] and _is_capturing():
         torchs = torchs[:1]
     states = [generator.get_state() for generator in torchs]
-    python_state, numpy_state = random.getstate(), numpy and numpy.random.get_state()
     try:
         yield
     finally:
         for generator, state in zip(torchs, states, strict=True):
             generator.set_state(state)
-        random.setstate(python_state)
-        if numpy:
-            numpy.random.set_state(numpy_state)
+        of_python.restore()
 
 
 @contextlib.contextmanager

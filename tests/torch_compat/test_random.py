@@ -167,3 +167,12 @@ def test_during_a_capture_the_state_is_not_read(generator, monkeypatch):
     before = clone.get_state()
     compat.draw_and_note(torch.ops.aten.bernoulli.p, torch.ones(8), 0.5, rng_state=clone)
     assert torch.equal(clone.get_state(), before)
+
+
+def test_the_generators_of_python_and_numpy_are_restored():
+    before = compat.PythonGenerators.now()
+    drawn = random.random(), float(np.random.rand())
+    assert compat.PythonGenerators.now() != before
+    before.restore()
+    assert compat.PythonGenerators.now() == before
+    assert drawn == (random.random(), float(np.random.rand()))
