@@ -22,6 +22,7 @@ inner_backwards        backwards that the function runs itself
 kept_calls             functions that a backend keeps whole
 kernels                refuses some wrapped Triton kernels
 regions                checkpointed regions
+outside_memory         memory that these functions and the traced one both use
 undo                   effects of a function that runs once more
 values                 numbers that depend on data
 

@@ -21,8 +21,9 @@ import torch.fx as fx
 import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
+from aotgrad.capture.outside_memory import OutsideMemoryUses
 from aotgrad.capture.recorder import Recorder, printed_line, user_stack_trace
-from aotgrad.capture.undo import restored_assignments, restored_tensors, restored_values
+from aotgrad.capture.undo import OutsideTensors, restored_assignments, restored_tensors, restored_values
 from aotgrad.capture.values import Prologue, fake_of, node_of
 from aotgrad.eager_calls.call import KNOWN, Differentiation, EagerCall, Invocation
 from aotgrad.eager_calls.forms import DenseForm, FormOfGradient, SizeNumbers, Structure
@@ -76,11 +77,13 @@ class Islands:
 class EagerCallRecorder:
     """A handler of calls that records those of `islands` as single ops of the graph."""
 
-    def __init__(self, islands: Islands | None, recorder: Recorder, convention: CallingConvention) -> None:
+    def __init__(
+        self, islands: Islands | None, recorder: Recorder, convention: CallingConvention, outside: OutsideMemoryUses
+    ) -> None:
         self._islands = islands or Islands.on(())
         self._examples = None if islands is None else Examples(recorder, convention, islands.arguments)
         self._islands.examples.extend([] if self._examples is None else [self._examples])
-        self._recorder = recorder
+        self._recorder, self._outside = recorder, outside
         self._ops = self._islands.ops
         self.functions = self._ops.keys()
         self.calls: list[EagerCall] = []
@@ -174,8 +177,10 @@ class EagerCallRecorder:
         """
         call, changed = sized.call, sized.call.changed
         reject_shared_writes(call, tensors)
+        self._outside.reject_before(call)
         given = [value.clone() if k in changed else value for k, value in enumerate(tensors)]  # with the old history
         outputs = self.apply(sized, given)
+        self._outside.note(call, outputs)
         for k, value in call.new_values(outputs).items():
             call.writes[k].to(tensors[k], value)
         return call.returned(tensors, outputs)
@@ -227,7 +232,9 @@ class EagerCallRecorder:
         if (found := KNOWN.get(key)) is not None:
             return found
         with unobserved_run(invocation), explained_closures(invocation.name):
-            call = EagerCall.learn(invocation, list(make_examples()))
+            examples = list(make_examples())
+            with OutsideTensors(examples) as outside:
+                call = EagerCall.learn(invocation, examples, outside.used)
         KNOWN[key] = call
         self.calls.append(call)
         return call

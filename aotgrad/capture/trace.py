@@ -35,6 +35,7 @@ from aotgrad.capture.indexing import IndexMarks
 from aotgrad.capture.inner_backwards import InnerBackward
 from aotgrad.capture.kept_calls import KeptCalls, noted_gradients
 from aotgrad.capture.literals import SymbolicLiterals
+from aotgrad.capture.outside_memory import OutsideMemoryUses
 from aotgrad.capture.recorder import LIBRARY_FOLDERS, UNSEEN, Recorder, printed_line
 from aotgrad.capture.regions import CheckpointedRegion, OpenedContexts, rerun_context
 from aotgrad.capture.values import ValueReads, forget_constants, takes_symbolic_float
@@ -273,6 +274,17 @@ class Trace:
         """The handler of calls that give a tensor the memory of another one."""
         return torch_compat.Assignments(self._functional_mode, arguments)
 
+    def outside_memory(
+        self, convention: CallingConvention, arguments: Sequence[Any], islands: Islands | None
+    ) -> OutsideMemoryUses:
+        """What eager calls use besides their arguments."""
+        placeholders = {node.name: node for node in self.graph.find_nodes(op="placeholder")}
+        specs = convention.inputs
+        owners = [specs[spec.base] if isinstance(spec, MemberInput) else spec for spec in specs]
+        real = zip(() if islands is None else islands.arguments, convention.order, strict=False)
+        inputs = [(tensor, placeholders[owners[k].name], arguments[k]) for tensor, k in real]
+        return OutsideMemoryUses(inputs, lambda: self.writes)
+
     def making_arguments(self) -> contextlib.AbstractContextManager[None]:
         """Inside, the arguments are made from the placeholders."""
         return torch_compat.making_arguments(self._functional_mode)
@@ -463,6 +475,7 @@ class Observers:
     hooks: HookRecords
     views: views_before_mutation.ViewVersions | None
     joins: list[gradient_aliases.Join]
+    outside: OutsideMemoryUses
 
 
 @contextlib.contextmanager
@@ -470,7 +483,8 @@ def observe(
     trace: Trace, convention: CallingConvention, arguments: Sequence[Any], islands: Islands | None, keep: Collection[Any]
 ) -> Iterator[Observers]:
     """Inside, the function runs, with handlers for the calls that no op shows."""
-    eager_calls = EagerCallRecorder(islands, trace.recorder, convention)
+    outside = trace.outside_memory(convention, arguments, islands)
+    eager_calls = EagerCallRecorder(islands, trace.recorder, convention, outside)
     trace.eager_calls = eager_calls.calls
     assignments = trace.assignments(arguments)
     reshapes = torch_compat.ReshapedViews(arguments, views_of_leaves(convention.inputs, arguments))
@@ -496,7 +510,7 @@ def observe(
         torch_compat.refused_parallel_modules(),
         torch_compat.separate_results_of_scans(),
     ):
-        yield Observers(assignments, reshapes, hooks, views, joins)
+        yield Observers(assignments, reshapes, hooks, views, joins, outside)
 
 
 def run_traced(
@@ -515,6 +529,7 @@ def run_traced(
         with observe(trace, convention, arguments, islands, keep) as seen:
             results = tuple(run_user_function(function, [arguments[k] for k in convention.order]))
         grad_mode_after = torch.is_grad_enabled()
+        seen.outside.reject_after(trace.constants())
         trace.settle(results, arguments)
         new_leaves = inputs_that_come_to_require_grad(convention.inputs, arguments)
         ended = inputs_that_cease_to_require_grad(convention.inputs, arguments)

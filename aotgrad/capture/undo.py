@@ -15,9 +15,11 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_buffer_registration_hook, register_module_parameter_registration_hook
 
 from aotgrad import torch_compat
+from aotgrad.eager_calls.memory import OutsideMemory
 from aotgrad.errors import CaptureError
 from aotgrad.guards.captured_values import Captured
 from aotgrad.guards.module_attributes import ModuleAttributes
@@ -30,12 +32,12 @@ def restored_tensors(name: str) -> Iterator[None]:
     Raises:
         CaptureError: one of them has a new history.
     """
-    mode = ChangedTensors()
+    mode = OutsideTensors()
     try:
         with mode:
             yield
     finally:
-        rebased = [change.undo() for change in mode.found.values()]
+        rebased = [change.undo() for change in mode.changed.values()]
     if any(rebased):
         raise CaptureError(
             f"{name}, which is not traced, changes a tensor that is no argument of it in a way that has a gradient; pass it "
@@ -102,34 +104,47 @@ class TensorBefore:
         return is_rebased
 
 
-class ChangedTensors(torch_compat.TorchDispatchMode):
-    """Notes the tensors that ops change in place, by storage, unless an op has made them."""
+class OutsideTensors(torch_compat.TorchDispatchMode):
+    """Notes the tensors that ops read, and those that they change in place, by storage, unless an op has made them.
+
+    `own`: the arguments of the function that runs, which are not noted either.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, own: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
-        self.found: dict[int, TensorBefore] = {}
-        self._made: set[int] = set()
+        self.changed: dict[int, TensorBefore] = {}
+        self._read: dict[int, StorageWeakRef] = {}
+        self._made = set(map(torch_compat.storage_id, own))
+
+    def used(self) -> OutsideMemory:
+        """The memory that was read and changed until now."""
+        changed = (torch_compat.memory_reference(change.tensor) for change in self.changed.values())
+        return OutsideMemory(tuple(self._read.values()), tuple(changed))
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch_compat.dispatches_itself(types):
             return NotImplemented  # its parts come again
         kwargs = kwargs or {}
+        self._note_reads((args, kwargs))
         if isinstance(op, torch._ops.OpOverload):
             self._note_writes(op, args, kwargs)
         results = op(*args, **kwargs)
         self._made.update(storages_in(results) - storages_in((args, kwargs)))
         return results
 
-    def _note_writes(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
-        if not (written := torch_compat.written_names(op)):
-            return
-        given = torch_compat.arguments_by_name(op, args, kwargs)
-        for tensor in dense_tensors_in([given.get(name) for name in written]):
+    def _note_reads(self, values: Any) -> None:
+        for tensor in dense_tensors_in(values):
             storage = torch_compat.storage_id(tensor)
-            if storage not in self._made and storage not in self.found:
-                self.found[storage] = TensorBefore.of(tensor)
+            if storage not in self._made and storage not in self._read:
+                self._read[storage] = torch_compat.memory_reference(tensor)
+
+    def _note_writes(self, op: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+        for tensor in dense_tensors_in(torch_compat.changed_arguments(op, args, kwargs)):
+            storage = torch_compat.storage_id(tensor)
+            if storage not in self._made and storage not in self.changed:
+                self.changed[storage] = TensorBefore.of(tensor)
 
 
 def storages_in(values: Any) -> set[int]:

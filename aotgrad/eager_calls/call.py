@@ -20,7 +20,16 @@ import torch.utils._pytree as pytree
 
 from aotgrad import torch_compat
 from aotgrad.eager_calls.forms import DenseForm, FormOfGradient, Structure
-from aotgrad.eager_calls.memory import UNCHANGED, Alias, AliasKind, ArgumentBefore, ArgumentWrite, find_aliases
+from aotgrad.eager_calls.memory import (
+    UNCHANGED,
+    Alias,
+    AliasKind,
+    ArgumentBefore,
+    ArgumentWrite,
+    OutsideMemory,
+    find_aliases,
+    still_held,
+)
 from aotgrad.eager_calls.modules import module_copies, modules_among
 from aotgrad.eager_calls.tape import Tape
 from aotgrad.eager_calls.wrappers import WrapperParts, tensors_in_parts
@@ -220,6 +229,7 @@ class EagerCall:
         gradients: for each output, the inputs that get a gradient from it.
         kept_inputs, kept_outputs: those that the autograd graph has saved, so that nobody may change them.
         draws: the devices whose default generators the function draws from.
+        outside: the memory that it uses besides.
     """
 
     number: int
@@ -234,10 +244,19 @@ class EagerCall:
     kept_inputs: tuple[int, ...]
     kept_outputs: tuple[int, ...]
     draws: frozenset[torch.device]
+    outside: OutsideMemory
 
     @classmethod
-    def learn(cls, invocation: Invocation | Differentiation, examples: Sequence[torch.Tensor]) -> EagerCall:
+    def learn(
+        cls,
+        invocation: Invocation | Differentiation,
+        examples: Sequence[torch.Tensor],
+        used: Callable[[], OutsideMemory] = OutsideMemory,
+    ) -> EagerCall:
         """Run an invocation, forward and backward, on example inputs, to learn what it does.
+
+        Args:
+            used: the memory that ops have read and changed until now.
 
         Raises:
             CaptureError: it cannot be a part of a graph.
@@ -249,6 +268,7 @@ class EagerCall:
         except EagerCallError as error:
             raise CaptureError(str(error)) from error
         moved = [not torch.equal(each.get_state(), state) for each, state in zip(generators, states, strict=True)]
+        outside, new = used(), tuple(map(torch_compat.memory_reference, run.new))
         changed = changed_among(run.writes)
         tape = run.tape(changed)
         if tape.closes_over_a_leaf():
@@ -270,7 +290,10 @@ class EagerCall:
             tuple(k for k in kept_among(run.arguments, kept) if k not in changed),
             kept_among(tape.results, kept),
             frozenset(each.device for each, has_moved in zip(generators, moved, strict=True) if has_moved),
+            outside,
         )
+        del run, tape
+        call = replace(call, outside=replace(outside, kept=still_held(new)))
         CALLS[call.number] = call
         return call
 

@@ -10,15 +10,46 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from aotgrad import torch_compat
 from aotgrad.eager_calls.forms import DenseForm
 from aotgrad.errors import EagerCallError
+
+# -- memory of others
+
+
+@dataclass(frozen=True)
+class OutsideMemory:
+    """Memory that a run uses, and that is neither its arguments' nor made by an op of its own.
+
+    Attributes:
+        read, changed: by ops.
+        kept: of new results that something else holds after the run, by their positions among the new ones.
+    """
+
+    read: tuple[StorageWeakRef, ...] = ()
+    changed: tuple[StorageWeakRef, ...] = ()
+    kept: Mapping[int, StorageWeakRef] = field(default_factory=dict)
+
+    @staticmethod
+    def identities(references: Iterable[StorageWeakRef]) -> frozenset[int]:
+        """The storages that still exist: see `storage_id`."""
+        return frozenset(each.cdata for each in references if not each.expired())
+
+
+def still_held(references: Sequence[StorageWeakRef]) -> dict[int, StorageWeakRef]:
+    """The storages that something holds, apart from reference cycles, by position."""
+    if not all(each.expired() for each in references):
+        gc.collect()
+    return {k: each for k, each in enumerate(references) if not each.expired()}
+
 
 # -- changed arguments
 

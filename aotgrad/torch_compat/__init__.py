@@ -513,6 +513,7 @@ from aotgrad.torch_compat.ops import (
     arguments_by_name,
     assert_later,
     cast,
+    changed_arguments,
     decompositions_of,
     foreach_op,
     function_name,

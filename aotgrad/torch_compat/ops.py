@@ -151,6 +151,20 @@ def written_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Ma
         yield from (value for value in pytree.tree_leaves(named.get(name)) if isinstance(value, torch.Tensor))
 
 
+_UPDATES_STATISTICS = frozenset({"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"})
+"""Kernels that change `running_mean` and `running_var`, which their schemas do not tell."""
+
+
+def changed_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that an op may change, including those that its schema does not name."""
+    changed = list(written_arguments(op, args, kwargs))
+    if op._schema.name in _UPDATES_STATISTICS:
+        named = arguments_by_name(op, args, kwargs)
+        statistics = (named.get(name) for name in ("running_mean", "running_var"))
+        changed += [value for value in statistics if named["training"] and isinstance(value, torch.Tensor)]
+    return changed
+
+
 def read_arguments(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
     """The arguments that an op does not write to."""
     written = written_names(op)

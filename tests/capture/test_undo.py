@@ -24,6 +24,13 @@ def test_tensors_get_their_values_and_versions_back():
     assert (memory._version, row._version, other._version) == (0, 0, 0)
 
 
+def test_statistics_get_their_values_back():
+    mean, deviation = torch.zeros(3), torch.ones(3)
+    with restored_tensors("f"):
+        torch.nn.functional.batch_norm(torch.rand(4, 3), mean, deviation, training=True)
+    assert mean.tolist() == [0, 0, 0] and deviation.tolist() == [1, 1, 1]
+
+
 def test_they_are_set_back_after_an_error():
     x = torch.zeros(2)
     with pytest.raises(ZeroDivisionError), restored_tensors("f"):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import aotgrad
 from aotgrad.errors import CaptureError, EagerCallError
@@ -343,9 +347,95 @@ def test_what_a_later_call_does_otherwise_is_an_error(message):
         run(torch.ones(2, 2))
 
 
-@pytest.mark.xfail(strict=True, reason="the result is an alias of the tensor that the function keeps, and the graph owns it")
-def test_a_write_to_a_tensor_that_an_island_keeps():
-    kept = torch.zeros(3)
-    get = aotgrad.island(lambda x: kept)
-    aotgrad.aot_function(lambda x: get(x).add_(1) * x, "eager", options=ISLANDS)(torch.ones(3))
-    assert kept.tolist() == [1, 1, 1]
+# -- memory that is no argument
+
+
+class Average:
+    """Keeps what it returns."""
+
+    def __init__(self):
+        self.mean, self.last, self.normed = torch.zeros(4), torch.zeros(4), nn.BatchNorm1d(4)
+        self.seen = torch.zeros(4)
+
+    def get(self, x):
+        return self.mean
+
+    def add(self, x):
+        return self.mean.mul_(0.5).add_(x.detach())
+
+    def hold(self, x):
+        self.last = x.detach() * 2
+        return self.last, x.detach().sin()
+
+    def norm(self, x):
+        return functional.batch_norm(x, self.normed.running_mean, self.normed.running_var, training=True)
+
+    def scaled(self, x):
+        return x * self.mean
+
+
+def run_outside(function, backend):
+    """What a function computes in three calls, and what its islands hold afterwards."""
+    state = Average()
+    names = ("get", "add", "hold", "norm", "scaled")
+    call = partial(function, SimpleNamespace(**{name: aotgrad.island(getattr(state, name)) for name in names}), state)
+    run = call if backend is None else aotgrad.aot_function(call, backend, options=ISLANDS)
+    found = []
+    for k in range(3):
+        x = (torch.arange(12.0).view(3, 4) / 7 + k).requires_grad_()
+        results = run(x)
+        found.append([*results, *torch.autograd.grad(sum(each.sum() for each in results), x)])
+    return found, [state.mean, state.last, state.seen, state.normed.running_mean]
+
+
+USES = {
+    "a kept result is read": lambda islands, state, x: (islands.get(x) * x.sin(), islands.scaled(x)),
+    "a kept result is returned": lambda islands, state, x: (islands.add(x[0]), x.sin()),
+    "another result is changed": lambda islands, state, x: (islands.hold(x)[1].mul_(x), x.sin()),
+    "statistics that nothing else uses": lambda islands, state, x: (islands.norm(x.sin()).cos(), x.exp()),
+    "a change after it was read": lambda islands, state, x: (islands.scaled(x), state.seen.sin() * x),
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("name", USES)
+def test_memory_that_an_island_uses_alone(name, backend):
+    torch.testing.assert_close(run_outside(USES[name], backend), run_outside(USES[name], None))
+
+
+SHARED_USES = {
+    "read before it is changed": (
+        lambda islands, state, x: ((state.mean * 2).sin() * x, islands.add(x[0])),
+        "uses this tensor",
+    ),
+    "read after it is changed": (
+        lambda islands, state, x: (islands.add(x[0]) * x, (state.mean * 2).sin() * x),
+        "uses this tensor",
+    ),
+    "statistics": (
+        lambda islands, state, x: (islands.norm(x.sin()), state.normed.running_mean * x),
+        "uses this tensor",
+    ),
+    "a kept result is changed": (lambda islands, state, x: (islands.get(x).add_(1) * x,), "that it keeps"),
+    "a new result that it keeps is changed": (lambda islands, state, x: (islands.hold(x)[0].mul_(x),), "that it keeps"),
+    "an earlier result": (lambda islands, state, x: (x - islands.add(x[0]) * islands.add(x[1]),), "has returned"),
+    "the result of another one": (lambda islands, state, x: (x - islands.get(x) * islands.add(x[1]),), "has returned"),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_USES)
+def test_memory_that_the_function_around_uses_too_is_an_error(name):
+    function, message = SHARED_USES[name]
+    with pytest.raises(CaptureError, match=message):
+        run_outside(function, "eager")
+
+
+def test_an_argument_that_is_changed_before_an_island_reads_it_is_an_error():
+    mean = torch.zeros(3)
+    scaled = aotgrad.island(lambda x: x * mean)
+    run = aotgrad.aot_function(lambda x, y: (scaled(x), y.add_(1), x.sin()), "eager")  # the write comes later
+    assert run(torch.ones(3), mean)[0].tolist() == [0, 0, 0] and mean.tolist() == [1, 1, 1]
+    run = aotgrad.aot_function(lambda x, y: (y.add_(1), scaled(x)), "eager")
+    with pytest.raises(CaptureError, match="has changed this tensor"):
+        run(torch.ones(3), mean)
+    assert mean.tolist() == [1, 1, 1]

@@ -1569,6 +1569,38 @@ def island_that_changes_a_tensor_with_a_gradient():
 
 
 @error_case
+def island_that_changes_what_the_function_uses():
+    """A function that is not traced changes a tensor that is no argument, and the function around it reads this tensor."""
+    total = torch.zeros(3)
+    add_up = aotgrad.island(lambda x: total.add_(x.detach()) * 2)
+    aotgrad.aot_function(lambda x: add_up(x.cos()) + total.sin() * x, aotgrad.nop)(torch.ones(3, requires_grad=True))
+
+
+@error_case
+def island_that_reads_a_changed_argument():
+    """A function that is not traced reads a tensor that is no argument, after the function around it has changed it."""
+    total = torch.zeros(3)
+    scaled = aotgrad.island(lambda x: x * total)
+    aotgrad.aot_function(lambda x, y: (y.add_(1), scaled(x)), aotgrad.nop)(torch.ones(3), total)
+
+
+@error_case
+def island_whose_kept_result_is_changed():
+    """A function that is not traced returns a tensor that it keeps, and the function around it changes this tensor."""
+    kept = torch.zeros(3)
+    get = aotgrad.island(lambda x: kept)
+    aotgrad.aot_function(lambda x: get(x).add_(1) * x, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
+def island_that_changes_its_earlier_result():
+    """A function that is not traced returns a tensor that it keeps, and changes it when it is called again."""
+    mean = torch.zeros(3)
+    average = aotgrad.island(lambda x: mean.lerp_(x, 0.1))
+    aotgrad.aot_function(lambda x: x - average(x) - average(x.cos()), aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def island_that_calls_backward():
     """A function that is not traced calls backward(), and its arguments stand for those of the caller."""
     step = aotgrad.island(lambda x: (x.sum().backward(), x.sin())[1])

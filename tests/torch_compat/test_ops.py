@@ -225,6 +225,17 @@ def test_a_function_of_compiled_autograd_that_is_numbered_has_no_name():
     assert compat.function_name(compiled_autograd.ops.get(name)) is None
 
 
+def test_changed_arguments():
+    x, mean, deviation = torch.ones(4, 3), torch.zeros(3), torch.ones(3)
+    args = (x, None, None, mean, deviation, True, 0.1, 1e-5)
+    changed = compat.changed_arguments(aten.native_batch_norm.default, args, {})
+    aten.native_batch_norm(*args)
+    assert changed[0] is mean and changed[1] is deviation and mean[0] > 0 and deviation[0] < 1
+    assert not compat.changed_arguments(aten.native_batch_norm.default, (*args[:5], False, *args[6:]), {})
+    (changed,) = compat.changed_arguments(aten.add_.Tensor, (x, mean), {})
+    assert changed is x
+
+
 def test_overloads_in_place():
     assert compat.overload_in_place(aten.add.Tensor) is aten.add_.Tensor
     assert compat.overload_in_place(aten._foreach_mul.Scalar) is aten._foreach_mul_.Scalar
