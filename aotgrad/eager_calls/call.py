@@ -227,6 +227,7 @@ class EagerCall:
         structure, aliases, writes: see `FinishedRun`.
         differentiable: which outputs have a gradient.
         gradients: for each output, the inputs that get a gradient from it.
+        gradients_of_none: the inputs that get one if that of the only differentiable output is undefined.
         kept_inputs, kept_outputs: those that the autograd graph has saved, so that nobody may change them.
         draws: the devices whose default generators the function draws from.
         outside: the memory that it uses besides.
@@ -241,6 +242,7 @@ class EagerCall:
     writes: tuple[ArgumentWrite, ...]
     differentiable: tuple[bool, ...]
     gradients: tuple[frozenset[int], ...]
+    gradients_of_none: frozenset[int]
     kept_inputs: tuple[int, ...]
     kept_outputs: tuple[int, ...]
     draws: frozenset[torch.device]
@@ -287,6 +289,7 @@ class EagerCall:
             run.writes,
             tuple(value.requires_grad for value in tape.results),
             tuple(tape.inputs_reached(k) for k in range(len(tape.results))),
+            tape.inputs_reached_by_none(),
             tuple(k for k in kept_among(run.arguments, kept) if k not in changed),
             kept_among(tape.results, kept),
             frozenset(each.device for each, has_moved in zip(generators, moved, strict=True) if has_moved),
@@ -348,6 +351,8 @@ class EagerCall:
 
     def wanted(self, defined: Sequence[bool]) -> list[int]:
         """The inputs that get a gradient if these results have one."""
+        if not any(defined):
+            return sorted(self.gradients_of_none)
         return sorted({k for given, inputs in zip(defined, self.gradients, strict=True) if given for k in inputs})
 
     def run(self, inputs: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> torch.Tensor:

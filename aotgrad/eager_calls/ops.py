@@ -126,7 +126,7 @@ class Recorded(torch.autograd.Function):
         outputs = CALL_RESULTS(call.number, tape, sizes)
         ctx.sized, ctx.differentiate, ctx.inputs = sized, differentiate, inputs
         ctx.versions = hidden_versions(inputs)
-        ctx.set_materialize_grads(sum(call.differentiable) < 2)
+        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(value for value, has in zip(outputs, call.differentiable, strict=True) if not has))
         kept = [*(inputs[k] for k in call.kept_inputs), *(outputs[k] for k in call.kept_outputs)]
         ctx.save_for_backward(tape, *kept)

@@ -16,6 +16,18 @@ from aotgrad import torch_compat
 from aotgrad.errors import EagerCallError
 
 
+class Ended(torch.autograd.Function):
+    """A number whose backward passes on an undefined gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, result: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> None:
+        return None
+
+
 @dataclass(frozen=True, eq=False)
 class Tape:
     """The inputs of a call, which are leaves, and its results with their history. `numbers`: of its forms."""
@@ -48,19 +60,33 @@ class Tape:
     def gradients(
         self, gradients: Sequence[torch.Tensor | None], wanted: Sequence[int], create_graph: bool = False
     ) -> Sequence[torch.Tensor | None]:
-        """The gradients of some leaves."""
+        """The gradients of some leaves. Where no gradient of a result is given, an undefined one arrives at each."""
         pairs = [(result, given) for result, given in zip(self.results, gradients, strict=True) if given is not None]
-        results, given = zip(*pairs, strict=True)
         with torch_compat.above_autograd():
+            results, given = zip(*(pairs or self._undefined()), strict=True)
             leaves = [self.leaves[k] for k in wanted]
             return torch.autograd.grad(results, leaves, given, True, create_graph, allow_unused=True)
+
+    @torch.enable_grad()
+    def _undefined(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Numbers, and gradients of them that arrive at each result as undefined ones."""
+        return [(Ended.apply(result), torch.ones(())) for result in self.results if result.requires_grad]
 
     def inputs_reached(self, position: int) -> frozenset[int]:
         """The leaves that get a gradient from one result; all that may get one, if its backward raises."""
         if not (result := self.results[position]).requires_grad:
             return frozenset()
+        return self._reached([torch.ones_like(result) if k == position else None for k in range(len(self.results))])
+
+    def inputs_reached_by_none(self) -> frozenset[int]:
+        """The leaves that get a gradient if that of the only differentiable result is undefined, as by a custom function."""
+        differentiable = sum(result.requires_grad for result in self.results)
+        if differentiable != 1 or not any(map(torch_compat.is_custom_node, self._nodes())):
+            return frozenset()
+        return self._reached([None] * len(self.results))
+
+    def _reached(self, given: Sequence[torch.Tensor | None]) -> frozenset[int]:
         needed = [k for k, leaf in enumerate(self.leaves) if leaf.requires_grad]
-        given = [torch.ones_like(result) if k == position else None for k in range(len(self.results))]
         try:
             found = self.gradients(given, needed)
         except Exception:

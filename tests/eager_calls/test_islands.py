@@ -103,6 +103,60 @@ def test_gradients_that_are_undefined():
         assert_same_gradients(function, run, used)
 
 
+class Dropped(torch.autograd.Function):
+    """A product whose backward passes `None` on to the first factor."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient * 2
+
+
+class GradientOfNone(torch.autograd.Function):
+    """Computes a gradient of zeros, or of `None`, if it does not ask for zeros. A trace cannot see into it."""
+
+    @staticmethod
+    def forward(ctx, x, materializes):
+        ctx.set_materialize_grads(materializes)
+        return torch.from_numpy(x.detach().numpy() * 2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None if gradient is None else gradient * 2 + 1, None
+
+
+GRADIENTS_OF_NONE = [
+    lambda x: aotgrad.island(torch.exp)(x),
+    lambda x: GradientOfNone.apply(x, True),
+    lambda x: GradientOfNone.apply(x, False),
+    lambda x: aotgrad.island(lambda y: GradientOfNone.apply(y, True).sin())(x),
+]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("inner", GRADIENTS_OF_NONE)
+def test_the_only_gradient_is_undefined(inner, backend):
+    def function(x, y):
+        return (Dropped.apply(inner(x.sin()).cos(), y),)
+
+    assert_same_gradients(function, aotgrad.aot_function(function, backend, options=ISLANDS), (0,))
+
+
+@pytest.mark.parametrize("inner", GRADIENTS_OF_NONE[:3])
+def test_the_only_gradient_of_a_gradient_is_undefined(inner):
+    def function(x, y):
+        return Dropped.apply(inner(x.sin()).cos(), y)
+
+    found = []
+    for call in (function, aotgrad.aot_function(function, "eager", options=ISLANDS)):
+        x, y = leaf(seed=0), leaf(seed=1)
+        found.append(torch.autograd.grad(call(x, y).sum(), [x, y], create_graph=True, allow_unused=True))
+    torch.testing.assert_close(found[1], found[0])
+
+
 def assert_same_gradients(function, run, used):
     """Compares the gradients of a sum of some results, and where they are `None`."""
     found = []

@@ -168,3 +168,38 @@ def test_a_retained_graph_has_all_cases() -> None:
 @pytest.mark.xfail(reason="Dynamo traces the backward with all gradients, and hides the choice", raises=AssertionError)
 def test_behind_dynamo(backend) -> None:
     check("ops around", torch.compile(PROGRAMS["ops around"][0], backend=backend))
+
+
+class FromZeros(Function):
+    """Its gradient of zeros is not zero."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2 + 1
+
+
+class PassesNone(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient * 2
+
+
+@pytest.mark.parametrize("halves", HALVES)
+@pytest.mark.xfail(strict=True, reason="a backward does not run if no gradient of its results is defined")
+def test_an_undefined_gradient_from_outside(halves) -> None:
+    def function(x):
+        return FromZeros.apply(x.cos())
+
+    found = []
+    for each in (function, aotgrad.aot_function(function, halves)):
+        x, y = arguments(2)
+        found.append(torch.autograd.grad(PassesNone.apply(each(x), y).sum(), [x, y], allow_unused=True))
+    torch.testing.assert_close(found[1], found[0])
