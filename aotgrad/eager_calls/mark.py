@@ -102,15 +102,16 @@ def recorded_applications(classes: dict[type[torch.autograd.Function], str]) -> 
 
 @contextlib.contextmanager
 def _recorded_application(kind: Any, reason: str) -> Iterator[None]:
-    own = kind.__dict__.get("apply")
+    before = kind.__dict__.get("apply")
+    own = before.own if isinstance(before, RecordedApply) else before  # a derivative is traced inside of a trace
     kind.apply = RecordedApply(kind, reason, own)
     try:
         yield
     finally:
-        if own is None:
+        if before is None:
             del kind.apply
         else:
-            kind.apply = own
+            kind.apply = before
 
 
 @dataclass(frozen=True)

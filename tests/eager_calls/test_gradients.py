@@ -105,6 +105,7 @@ PROGRAMS = {
     "a gradient inside": with_a_gradient_inside,
     "a loop": in_a_loop,
     "a region": lambda x: checkpoint(lambda y: exponential(y.cos()).exp(), x, use_reentrant=False),
+    "a function in NumPy in a region": lambda x: checkpoint(lambda y: NumpySin.apply(y.cos()).exp(), x, use_reentrant=False),
     "an island that is a region": lambda x: checkpoint(exponential, x, use_reentrant=False).sin(),
     "regions in a loop": in_regions_of_a_loop,
 }
