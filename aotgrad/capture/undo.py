@@ -22,7 +22,7 @@ from aotgrad import torch_compat
 from aotgrad.eager_calls.memory import OutsideMemory
 from aotgrad.errors import CaptureError
 from aotgrad.guards.captured_values import Captured
-from aotgrad.guards.module_attributes import ModuleAttributes
+from aotgrad.guards.module_attributes import CapturedState
 
 
 @contextlib.contextmanager
@@ -71,13 +71,11 @@ def restored_assignments() -> Iterator[None]:
 @contextlib.contextmanager
 def restored_values(functions: Iterable[Any]) -> Iterator[None]:
     """Inside, functions run that may change variables, globals, containers, and attributes of objects and modules."""
-    captured = Captured.of(functions)
-    attributes = ModuleAttributes.of(captured.parts)
+    state = CapturedState.of(Captured.of(functions))
     try:
         yield
     finally:
-        for change in [*captured.changes(), *attributes.changes()]:
-            change.undo()
+        state.undo()
 
 
 @dataclass(frozen=True, eq=False)

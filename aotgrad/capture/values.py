@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +31,7 @@ from aotgrad.capture.recorder import UNSEEN, Recorder, printed_line, user_stack_
 from aotgrad.errors import CaptureError, EagerError
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_node
+from aotgrad.graph.dependents import dependencies_of
 from aotgrad.graph.draws import RepeatedDraw
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.guards.data_dependent import Condition, Level, ValueGuard, evaluate
@@ -328,9 +329,9 @@ class Prologue:
         if node in self._copies:
             return []
         before = list(itertools.takewhile(lambda each: each is not node, self._recorder.graph.nodes))
-        needed = set(inputs_of([node], self._copies))
+        needed = dependencies_of([node], self._copies)
         if any(op_table.draws(each) for each in needed):
-            needed = set(inputs_of([node, *(each for each in before if op_table.draws(each))], self._copies))
+            needed = dependencies_of([node, *(each for each in before if op_table.draws(each))], self._copies)
         return [each for each in (*before, node) if each in needed]
 
     def _copy(self, node: fx.Node) -> fx.Node:
@@ -463,7 +464,7 @@ def forget_constants(args: Sequence[Any], recorder: Recorder) -> None:
 def closes_over(node: fx.Node) -> bool:
     """Whether a node depends on a tensor that the function closed over. Literals that it makes do not count."""
     literal = torch.ops.aten.lift_fresh_copy.default
-    attributes = (each for each in inputs_of([node], ()) if each.op == "get_attr")
+    attributes = (each for each in dependencies_of([node]) if each.op == "get_attr")
     return any(user.target is not literal for each in attributes for user in each.users)
 
 
@@ -515,14 +516,3 @@ def reject_unrepeatable(node: fx.Node, root: torch.nn.Module) -> None:
 
 def line_of(node: fx.Node) -> str:
     return printed_line(node.meta.get("stack_trace", ""))
-
-
-def inputs_of(nodes: Iterable[fx.Node], known: Container[fx.Node]) -> Iterator[fx.Node]:
-    """`nodes` and the nodes that they are computed from. The search stops at `known` nodes, which are left out."""
-    pending, seen = list(nodes), set[fx.Node]()
-    while pending:
-        node = pending.pop()
-        if node not in seen and node not in known:
-            seen.add(node)
-            pending.extend(node.all_input_nodes)
-            yield node

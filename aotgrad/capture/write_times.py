@@ -26,15 +26,14 @@ def write_times(
     node_of: Callable[[Any], Any],
 ) -> Mapping[int, WriteTime]:
     """The inputs that are written by an op, each with the time."""
-    places = {torch_compat.storage_id(value): k for k, value in enumerate(arguments) if torch_compat.has_storage(value)}
-    found = [write for write in writes if not write.storages.isdisjoint(places)]
+    storages = {k: torch_compat.storage_id(value) for k, value in enumerate(arguments) if torch_compat.has_storage(value)}
+    found = [write for write in writes if not write.storages.isdisjoint(storages.values())]
     last = last_saving_node([*arguments, *results]) if found else None
     times: dict[int, set[bool]] = {}
     for write in found:
-        for storage in write.storages & places.keys():
+        for storage in write.storages.intersection(storages.values()):
             times.setdefault(storage, set()).add(last is not None and is_before(write, last, node_of))
-    inputs = ((k, torch_compat.storage_id(value)) for k, value in enumerate(arguments) if torch_compat.has_storage(value))
-    return {k: WriteTime.of(times[storage]) for k, storage in inputs if storage in times}
+    return {k: WriteTime.of(times[storage]) for k, storage in storages.items() if storage in times}
 
 
 def last_saving_node(values: Sequence[Any]) -> Any:

@@ -21,6 +21,7 @@ from aotgrad import torch_compat
 from aotgrad.guards.captured_values import (
     NOTHING,
     WITH_ITEMS,
+    Captured,
     CapturedChange,
     DictionaryPlace,
     captured_items,
@@ -71,6 +72,27 @@ class ModuleAttributes:
                     undo = functools.partial(place.put, held)
                     yield CapturedChange(f"{name!r} of a {type(value).__name__}", place.get(), held, undo)
         yield from changed_containers(self.containers)
+
+
+@dataclass(frozen=True)
+class CapturedState:
+    """What functions capture, and the attributes of captured modules, when this was made."""
+
+    captured: Captured
+    attributes: ModuleAttributes
+
+    @classmethod
+    def of(cls, captured: Captured) -> CapturedState:
+        return cls(captured, ModuleAttributes.of(captured.parts))
+
+    def changes(self) -> Iterator[CapturedChange]:
+        yield from self.attributes.changes()
+        yield from self.captured.changes()
+
+    def undo(self) -> None:
+        """Let everything be what it was."""
+        for change in list(self.changes()):
+            change.undo()
 
 
 def has_users_attributes(value: Any) -> bool:

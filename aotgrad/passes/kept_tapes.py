@@ -8,12 +8,12 @@ A rerun of the function takes the graph from what this part has saved: the call 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch.fx as fx
 
 from aotgrad.eager_calls.ops import CALL, CALL_KEPT
-from aotgrad.graph.dependents import dependents_of
+from aotgrad.graph.dependents import dependencies_of, dependents_of
 from aotgrad.graph.ends import output_node
 from aotgrad.ir import JointGraph
 from aotgrad.slots import FORWARD_RESULTS, Gradient
@@ -26,9 +26,10 @@ def keep_tapes(joint: JointGraph) -> JointGraph:
     if not calls or not joint.differentiable:
         return joint
     of_backward = dependents_of(joint.placeholders[tangent] for tangent in joint.signature.tangents)
-    of_forward = nodes_behind(joint.results[slot] for slot in joint.results if isinstance(slot, FORWARD_RESULTS))
+    returned = (joint.results[slot] for slot in joint.results if isinstance(slot, FORWARD_RESULTS))
+    of_forward = dependencies_of(value for value in returned if isinstance(value, fx.Node))
     for number, gradients in gradients_of_segments(joint):
-        needed = nodes_behind(gradients)
+        needed = dependencies_of(gradients)
         for call in calls:
             is_read = any(user in needed and user in of_backward for user in call.users)
             if call in needed and call in of_forward and call not in of_backward and not is_read:
@@ -54,13 +55,3 @@ def gradients_of_segments(joint: JointGraph) -> Iterator[tuple[int, list[fx.Node
     for number in range(len(joint.segments)):
         slots = (slot for slot in joint.results if isinstance(slot, Gradient) and (slot.segment or 0) == number)
         yield number, [node for slot in slots if isinstance(node := joint.results[slot], fx.Node)]
-
-
-def nodes_behind(roots: Iterable[object]) -> set[fx.Node]:
-    """Some nodes, and all that they are computed from."""
-    left, found = [root for root in roots if isinstance(root, fx.Node)], set[fx.Node]()
-    while left:
-        if (node := left.pop()) not in found:
-            found.add(node)
-            left += node.all_input_nodes
-    return found

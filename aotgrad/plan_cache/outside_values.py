@@ -28,7 +28,7 @@ from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
 from aotgrad.guards.captured_values import Captured, CapturedChange
-from aotgrad.guards.module_attributes import ModuleAttributes
+from aotgrad.guards.module_attributes import CapturedState, ModuleAttributes
 from aotgrad.guards.python_values import hashable_key
 from aotgrad.plan_cache.module_state import LiftedForward
 
@@ -89,23 +89,20 @@ class OutsideValues:
 
     Attributes:
         captured: what it captures.
-        attributes: those of modules that it captures.
         compiled: the attributes of modules that are compiled with it, which may be assigned tensors.
     """
 
-    captured: Captured
-    attributes: ModuleAttributes
+    captured: CapturedState
     compiled: ModuleAttributes
 
     @classmethod
     def of(cls, function: Callable, known: Iterable[Any]) -> OutsideValues:
-        captured = captured_by(function, known)
         lifted = [function.lifted.module] if isinstance(function, LiftedForward) else []
         compiled = [*lifted, *(each for each in known if isinstance(each, nn.Module))]
-        return cls(captured, ModuleAttributes.of(captured.parts), ModuleAttributes.of(compiled))
+        return cls(CapturedState.of(captured_by(function, known)), ModuleAttributes.of(compiled))
 
     def changes(self) -> Iterator[CapturedChange]:
-        return itertools.chain(self.captured.changes(), self.attributes.changes(), self.compiled.changes())
+        return itertools.chain(self.captured.changes(), self.compiled.changes())
 
     def undo(self) -> None:
         """Let everything be what it was."""
@@ -114,8 +111,7 @@ class OutsideValues:
 
     def kept(self) -> str | None:
         """The name of a place that holds a traced tensor, and held none."""
-        changes = itertools.chain(self.attributes.changes(), self.captured.changes())
-        kept = (each.name for each in changes if has_traced(each.now) and not has_traced(each.before))
+        kept = (each.name for each in self.captured.changes() if has_traced(each.now) and not has_traced(each.before))
         return next(kept, None)
 
 
