@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     from aotgrad.subclasses.forms import TensorForm
     from aotgrad.subclasses.passages import Passage
 
-FOLDED = "_folded_"
-"""The prefix of attributes whose values passes computed; other attributes may be tensors of the user."""
-
-
 # --- Capture ---------------------------------------------------------------------------------------------------------
 
 

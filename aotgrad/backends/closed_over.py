@@ -17,7 +17,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad.backends.graphs import inserting_behind_inputs
-from aotgrad.ir import FOLDED
+from aotgrad.graph.closed_over import FOLDED
 
 
 def closed_over_tensors(module: fx.GraphModule) -> dict[str, torch.Tensor]:

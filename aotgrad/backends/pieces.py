@@ -87,6 +87,8 @@ class Cut:
     @classmethod
     def of(cls, graph: fx.Graph, groups: Sequence[NodeGroup]) -> Cut:
         read_later = set(output_node(graph).all_input_nodes)
+        attributes = [node for node in graph.find_nodes(op="get_attr") if node in read_later]
+        groups = [*([NodeGroup(attributes, is_compiled=False)] if attributes else []), *groups]
         pieces: list[Piece] = []
         for group, results in reversed(list(zip(groups, results_of_groups(graph, groups), strict=True))):
             makes = [node for node in group.nodes if node in group.unread or node in results]

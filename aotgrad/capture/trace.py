@@ -414,7 +414,12 @@ class Trace:
         return list({id(value): value for value in values if isinstance(value, torch.Tensor)}.values())
 
     def module(self) -> fx.GraphModule:
-        """The graph as a module, with the constants of the trace as attributes."""
+        """The graph as a module, with the constants of the trace as attributes, each read by one node."""
+        first: dict[Any, fx.Node] = {}
+        for node in self.graph.find_nodes(op="get_attr"):
+            if first.setdefault(node.target, node) is not node:
+                node.replace_all_uses_with(first[node.target])
+                self.graph.erase_node(node)
         module = LazyGraphModule(self.recorder.root, self.graph)
         for node in self.graph.find_nodes(op="get_attr"):
             constant = getattr(module, node.target)

@@ -5,7 +5,8 @@ op_table             which ops are views, random, effectful, cheap
 Nodes and values:
 
 autograd_nodes       nodes of torch's autograd graph
-dependents           what depends on some nodes
+closed_over          tensors that a function has closed over
+dependents           what depends on some nodes, and what they depend on
 draws                random ops that draw the same numbers
 equality             which nodes compute the same
 geometry             where a tensor lies in its storage

@@ -24,6 +24,7 @@ import torch.fx as fx
 
 from aotgrad.errors import PartitionError
 from aotgrad.graph import op_table
+from aotgrad.graph.closed_over import closed_over_nodes
 from aotgrad.graph.memory_owners import memory_owners, viewed_node
 from aotgrad.ir import JointGraph
 from aotgrad.partition.tags import RECOMPUTE, SAVE, Tag, read_outside, verdict_of
@@ -42,6 +43,7 @@ class JointAnalysis:
         copied: primals whose data does not survive the forward, and views of them that cannot be taken of a copy. If
             they are saved, a copy is.
         held: nodes whose memory stays alive after the forward anyway: outputs, and primals that outlive the call.
+        outside: tensors that the forward reads and that the function has closed over.
     """
 
     joint: JointGraph
@@ -57,6 +59,7 @@ class JointAnalysis:
     base: dict[fx.Node, fx.Node]
     copied: frozenset[fx.Node]
     held: frozenset[fx.Node]
+    outside: frozenset[fx.Node]
 
     def in_order(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(set(nodes), key=self.position.__getitem__)
@@ -88,6 +91,14 @@ class JointAnalysis:
             if tag is not None:
                 tagged[node] = tag
         return tagged
+
+    @functools.cached_property
+    def closed_over(self) -> frozenset[fx.Node]:
+        """The tensors from `outside` that the backward must not read again: others may change them.
+
+        A checkpoint reads what the function has closed over again, in eager, too.
+        """
+        return frozenset(node for node in self.outside if any(self.tagged.get(user) is not RECOMPUTE for user in node.users))
 
     @functools.cached_property
     def made_of_nothing(self) -> frozenset[fx.Node]:
@@ -124,7 +135,7 @@ class JointAnalysis:
         Eager saves these, except where its backward formula of an op is another one.
         """
         items = self.reads(self.backward | self.unclaimed, self.forward)
-        return {node: reader for node, reader in items.items() if node.op != "get_attr"}
+        return {node: reader for node, reader in items.items() if node.op != "get_attr" or node in self.closed_over}
 
     @functools.cached_property
     def saved_in_eager(self) -> frozenset[fx.Node]:
@@ -173,6 +184,7 @@ def analyze_joint(joint: JointGraph) -> JointAnalysis:
         base=base,
         copied=copied,
         held=_held(joint, primals, results, base) - copied,
+        outside=frozenset(forward.intersection(closed_over_nodes(joint.module.graph, joint.module))),
     )
 
 

@@ -102,6 +102,7 @@ def analyze_inner_backward(joint: JointGraph, number: int) -> JointAnalysis:
         base=base,
         copied=copied,
         held=frozenset(returned_early.union(placeholders) - copied),
+        outside=frozenset(),
     )
 
 

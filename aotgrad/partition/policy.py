@@ -88,7 +88,7 @@ def judge(analysis: JointAnalysis, node: fx.Node, rules: Rules = CAUTIOUS) -> Ve
     """The verdict on a forward or unclaimed value."""
     if node in analysis.copied:
         return Verdict(Choice.SAVE, "the input is overwritten after the forward, so a copy of its old value is kept")
-    if node.op == "get_attr":
+    if node.op == "get_attr" and node not in analysis.closed_over:
         return Verdict(Choice.FREE, "a constant of both graphs")
     if analysis.is_view(node):
         return Verdict(Choice.FREE, f"a view of {analysis.base[node].name}")
@@ -123,7 +123,8 @@ def _is_redone_collective(analysis: JointAnalysis, node: fx.Node) -> bool:
 def _may_save(analysis: JointAnalysis, node: fx.Node, rules: Rules) -> bool:
     if op_table.is_tuple_value(node) or op_table.is_object(node):
         return False
-    if op_table.is_symbolic_value(node) or not (node in analysis.primals or node in analysis.held):
+    is_others = node in analysis.primals or node in analysis.held or node in analysis.closed_over
+    if op_table.is_symbolic_value(node) or not is_others:
         return True
     if node in analysis.primals and analysis.primals[node].index in analysis.joint.private_inputs:
         return True
@@ -135,6 +136,8 @@ def _reason_to_run_once(analysis: JointAnalysis, node: fx.Node, rules: Rules) ->
     """Why the node may not be recomputed in the backward, or `None` if it may."""
     if node in analysis.primals:
         return "an input of the graph"
+    if node in analysis.closed_over:
+        return "a tensor that the function has closed over"
     name = op_table.short_name(node.target)
     if op_table.has_effect(node.target):
         return f"{name} has effects, so it runs once"

@@ -101,7 +101,7 @@ def _check_can_recompute(analysis: JointAnalysis, node: fx.Node, decision: Decis
     is_tagged = op_table.communicates(node.target) and analysis.tagged.get(node) is tags.RECOMPUTE
     if node in decision.recomputed and (is_tagged or random_state.can_record(node)):
         return
-    if node.op == "placeholder" or node in analysis.copied:
+    if node.op == "placeholder" or node in analysis.copied or node in analysis.closed_over:
         problem = "is an input of the forward"
     elif node.op == "call_function" and op_table.runs_once(node.target):
         problem = "may run only once"

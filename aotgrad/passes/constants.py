@@ -20,7 +20,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
-from aotgrad.ir import FOLDED
+from aotgrad.graph.closed_over import FOLDED
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import MemoryOwnership

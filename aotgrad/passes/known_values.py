@@ -24,10 +24,11 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph import op_table
+from aotgrad.graph.closed_over import FOLDED
 from aotgrad.graph.equality import call_key
 from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS, bound_symbol
-from aotgrad.ir import FOLDED, JointGraph
+from aotgrad.ir import JointGraph
 from aotgrad.passes.constants import pool_key
 from aotgrad.passes.repeated_effects import erase_unused_repeats
 from aotgrad.slots import FORWARD_RESULTS, Tangent

@@ -18,22 +18,15 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.cache.serialize import DamagedEntry, dtype_named
 from aotgrad.errors import ShippingError
-from aotgrad.ir import FOLDED
+from aotgrad.graph.closed_over import closed_over_nodes
 from aotgrad.pipeline import Executable
-
-MADE_OF_NUMBERS = ("aten.lift_fresh_copy.default", "aten.lift_fresh.default")
-"""The ops that take a tensor which the function has made of numbers."""
 
 
 def closed_over(made: Executable) -> dict[str, torch.Tensor]:
     """The tensors of this process that a function reads, by attribute; those made of numbers belong to the graph."""
-    root, found = made.joint.module, {}
-    for node in made.capture.trace.graph.find_nodes(op="get_attr"):
-        name = str(node.target)
-        is_made = name.startswith(FOLDED) or all(str(user.target) in MADE_OF_NUMBERS for user in node.users)
-        if isinstance(value := getattr(root, name, None), torch.Tensor) and not is_made:
-            found[name] = value
-    return found
+    root = made.joint.module
+    names = (str(node.target) for node in closed_over_nodes(made.capture.trace.graph, root))
+    return {name: getattr(root, name) for name in names}
 
 
 def kind_and_shape(tensor: torch.Tensor) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 from aotgrad.errors import AOTGradError, UnsupportedAliasingError
@@ -165,3 +166,80 @@ def test_refused(halves, what: str) -> None:
     with pytest.raises(AOTGradError, match="no argument of the function"):
         aotgrad.aot_function(REFUSED[what], halves)(plain(3))
     assert torch.equal(WEIGHT, before)
+
+
+# --- Changed between the forward and the backward ---------------------------------------------------------------------
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return x * scale.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, scale = ctx.saved_tensors
+        return gradient * scale + gradient * x, None
+
+
+READERS = {
+    "of a value that is cheap to compute": lambda m: lambda x: (m * 2).sin() * x,
+    "of several": lambda m: lambda x: (m * m).sin() * x.exp(),
+    "of a sum": lambda m: lambda x: x * m.view(2, 2).sum(0).repeat(2),
+    "of a mask": lambda m: lambda x: torch.where(m > 1.5, x.exp(), x * 2),
+    "of an index": lambda m: lambda x: x[m.long()].exp(),
+    "of its relu": lambda m: lambda x: torch.relu(m - 1.5) * x,
+    "in a region": lambda m: lambda x: checkpoint(lambda y: (m * 2).sin() * y.exp(), x, use_reentrant=False),
+    "itself": lambda m: lambda x: x * m,
+    "itself as a view": lambda m: lambda x: x.view(2, 2) * m.view(2, 2).t(),
+    "itself in a product": lambda m: lambda x: x.view(2, 2) @ m.view(2, 2),
+    "itself by a function": lambda m: lambda x: Scaled.apply(x, m),
+}
+
+
+def changed_in_between(read, run):
+    """The gradient after a change of the tensor that a function reads, `None` if the backward needs its old value."""
+    tensor, x = torch.ones(4), torch.full((4,), 0.7, requires_grad=True)
+    result = run(read(tensor))(x).sum()
+    tensor.add_(1)
+    try:
+        return torch.autograd.grad(result, x)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        return None
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 0.0}], ids=["default", "no memory"])
+@pytest.mark.parametrize("halves", ["eager", "inductor", "interpreter"])
+@pytest.mark.parametrize("name", READERS)
+def test_a_tensor_that_is_changed_before_the_backward(name, halves, options):
+    read = READERS[name]
+    expected = changed_in_between(read, lambda function: function)
+    found = changed_in_between(read, lambda function: aotgrad.aot_function(function, halves, options=options))
+    if options and found is None:
+        return  # without memory, a gradient is computed from what may not change
+    assert (found is None) == (expected is None)
+    torch.testing.assert_close(found or (), expected or ())
+
+
+@pytest.mark.parametrize("halves", ["eager", "inductor"])
+def test_an_attribute_of_a_module_that_is_changed_before_the_backward(halves):
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mask = torch.ones(4)
+
+        def forward(self, x):
+            return (self.mask * 2).sin() * x
+
+    def run(function):
+        module = Masked()
+        call = function(module)
+        x = torch.full((4,), 0.7, requires_grad=True)
+        result = call(x).sum()
+        module.mask.add_(1)
+        return torch.autograd.grad(result, x)
+
+    assert_close = torch.testing.assert_close
+    assert_close(run(lambda module: aotgrad.aot_module(module, halves)), run(lambda module: module))
