@@ -34,10 +34,11 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
 @pytest.mark.parametrize("backend", ["inductor", "aot_inductor"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_values_are_those_of_eager(name, backend):
-    assert_like_eager(PROGRAMS[name], lambda: (leaf(4, 4),), backend)
+def test_values_are_those_of_eager(name, backend, requires_grad):
+    assert_like_eager(PROGRAMS[name], lambda: (leaf(4, 4).detach().requires_grad_(requires_grad),), backend)
 
 
 def test_the_correction_is_needed(monkeypatch):
@@ -46,7 +47,7 @@ def test_the_correction_is_needed(monkeypatch):
     monkeypatch.setattr(corrected, "CORRECTIONS", others)
     compiled = aotgrad.aot_function(PROGRAMS["a function of an element"], "inductor", options={"min_graph_ops": 0})
     with pytest.raises(RuntimeError, match=r"CUDA driver error: invalid argument \(in_ptr1 of triton_"):
-        compiled(leaf(4, 4))
+        compiled(leaf(4, 4).detach())  # with a gradient, the number is saved, and is a result of its own
 
 
 def test_memory_of_the_host_is_refused():
