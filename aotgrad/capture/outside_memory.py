@@ -86,6 +86,8 @@ class OutsideMemoryUses:
         Raises:
             CaptureError
         """
+        if not self._calls:
+            return
         written = self._written_storages()
         used = {torch_compat.storage_id(tensor) for tensor in constants if torch_compat.has_storage(tensor)}
         used.update(each.storage for each in self._inputs if each.placeholder.users)

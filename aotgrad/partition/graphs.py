@@ -25,6 +25,7 @@ import torch.fx as fx
 from aotgrad.errors import PartitionError
 from aotgrad.graph import op_table
 from aotgrad.graph.closed_over import closed_over_nodes
+from aotgrad.graph.dependents import dependencies_of
 from aotgrad.graph.memory_owners import memory_owners, viewed_node
 from aotgrad.ir import JointGraph
 from aotgrad.partition.tags import RECOMPUTE, SAVE, Tag, read_outside, verdict_of
@@ -160,13 +161,13 @@ def analyze_joint(joint: JointGraph) -> JointAnalysis:
     pinned = [node for node in nodes if is_pinned_to_its_half(node)]
     traced_backward = _traced_backward(nodes, set(tangents))
     kept = [node for node in pinned if op_table.is_kept_when_dead(node.target)]
-    needed = inputs_closure([*_only_nodes(results), *(node for node in kept if node not in traced_backward)])
+    needed = dependencies_of([*_only_nodes(results), *(node for node in kept if node not in traced_backward)])
     dependent = _users_closure(nodes, {*tangents, *(n for n in pinned if n in traced_backward and n not in needed)})
     _check_no_tangents(needed & dependent)
 
-    live = inputs_closure([*_only_nodes(gradients), *kept]) | needed
+    live = dependencies_of([*_only_nodes(gradients), *kept]) | needed
     stays = [node for node in pinned if node in live and node not in dependent]
-    forward = inputs_closure(stays) | needed | set(primals)
+    forward = dependencies_of(stays) | needed | set(primals)
     claim_numbers_and_items(nodes, forward, live - dependent)
     backward = (live & dependent) - set(tangents)
     base, copied = memory_of_nodes(joint, nodes, primals, forward)
@@ -186,17 +187,6 @@ def analyze_joint(joint: JointGraph) -> JointAnalysis:
         held=_held(joint, primals, results, base) - copied,
         outside=frozenset(forward.intersection(closed_over_nodes(joint.module.graph, joint.module))),
     )
-
-
-def inputs_closure(roots: Iterable[fx.Node], stop: Collection[fx.Node] = ()) -> set[fx.Node]:
-    """`roots` and all their ancestors, up to the nodes in `stop`, which are left out."""
-    stack, closure = list(roots), set()
-    while stack:
-        node = stack.pop()
-        if node not in closure and node not in stop:
-            closure.add(node)
-            stack.extend(node.all_input_nodes)
-    return closure
 
 
 def _input_slots(joint: JointGraph, nodes) -> tuple[dict[fx.Node, Primal], dict[fx.Node, Tangent]]:
@@ -266,7 +256,7 @@ def claim_numbers_and_items(nodes, forward: set[fx.Node], movable: set[fx.Node])
 
 
 def _claim_number(node: fx.Node, forward: set[fx.Node]) -> None:
-    missing = inputs_closure([node], stop=forward)
+    missing = dependencies_of([node], known=forward)
     if all(viewed_node(n) is not None or op_table.is_symbolic_value(n) for n in missing):
         forward |= missing
 

@@ -21,6 +21,7 @@ import torch.fx as fx
 
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_nodes
+from aotgrad.graph.dependents import dependencies_of
 from aotgrad.graph.ends import outputs_of
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf, JointGraph, Partition, RecomputedValue
@@ -28,7 +29,6 @@ from aotgrad.partition.decision import Chooser, Objective
 from aotgrad.partition.graphs import (
     JointAnalysis,
     claim_numbers_and_items,
-    inputs_closure,
     is_pinned_to_its_half,
     memory_of_nodes,
 )
@@ -71,8 +71,10 @@ def analyze_inner_backward(joint: JointGraph, number: int) -> JointAnalysis:
     nodes = tuple(joint.module.graph.nodes)
     returned = outputs_of(joint.module.graph)
     position = {node: index for index, node in enumerate(nodes)}
-    live = inputs_closure(value for value in returned if isinstance(value, fx.Node))
-    live |= inputs_closure(node for node in nodes if is_pinned_to_its_half(node) and op_table.is_kept_when_dead(node.target))
+    live = dependencies_of(value for value in returned if isinstance(value, fx.Node))
+    live |= dependencies_of(
+        node for node in nodes if is_pinned_to_its_half(node) and op_table.is_kept_when_dead(node.target)
+    )
     start = next(k for k, node in enumerate(nodes) if node.meta.get("inner_backward", -1) >= number)
     placeholders = joint.module.graph.find_nodes(op="placeholder")
     forward = {node for node in nodes[:start] if node in live}.union(placeholders)

@@ -25,13 +25,14 @@ import torch.fx as fx
 from aotgrad.errors import PartitionError
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_node
+from aotgrad.graph.dependents import dependencies_of
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.ir import GraphHalf, Partition, RecomputedValue, SavedValue
 from aotgrad.partition import costs, offload_nodes, random_state, schedule, tags
 from aotgrad.partition.compact import compacted, retrace
 from aotgrad.partition.crossing import Crossing, crossing_of, described, sizes_to_bind, sizes_to_read, user_line
 from aotgrad.partition.decision import Decision
-from aotgrad.partition.graphs import JointAnalysis, inputs_closure
+from aotgrad.partition.graphs import JointAnalysis
 from aotgrad.slots import Saved, SavedSymInt, backward_signature, forward_signature
 
 
@@ -115,7 +116,7 @@ def _check_can_recompute(analysis: JointAnalysis, node: fx.Node, decision: Decis
 
 def _forward_module(analysis: JointAnalysis, crossing: list[Crossing]) -> fx.GraphModule:
     graph = fx.Graph()
-    run = inputs_closure([*analysis.forward, *(value.node for value in crossing)])
+    run = dependencies_of([*analysis.forward, *(value.node for value in crossing)])
     recorded = {value.node for value in crossing if value.is_state}
     env: dict[fx.Node, fx.Node] = {}
     states: dict[fx.Node, fx.Node] = {}
@@ -182,7 +183,7 @@ def _in_signature_order(values: list[Crossing], tensors_first: bool) -> list[Cro
 
 def _missing(analysis: JointAnalysis, node: fx.Node, env: Mapping[fx.Node, fx.Node]) -> list[fx.Node]:
     """The node and its ancestors that have no copy yet, in the order of the joint graph."""
-    return analysis.in_order(inputs_closure([node], stop=env))
+    return analysis.in_order(dependencies_of([node], known=env))
 
 
 def _copy_node(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, fx.Node], tag: str) -> fx.Node:

@@ -61,6 +61,18 @@ class Branching(torch.autograd.Function):
         return gradient * 3 if gradient.sum() > 0 else gradient * 5
 
 
+class Dropped(torch.autograd.Function):
+    """A product whose backward passes `None` on to the first factor."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return None, gradient * 2
+
+
 class Undefined(torch.autograd.Function):
     """Two results, whose gradients are `None` where they are undefined."""
 

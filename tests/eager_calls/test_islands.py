@@ -17,6 +17,7 @@ from aotgrad.errors import CaptureError, EagerCallError, ShippingError
 from tests.eager_calls.functions import (
     ISLANDS,
     Branching,
+    Dropped,
     Listed,
     NumpyBackward,
     NumpySin,
@@ -101,18 +102,6 @@ def test_gradients_that_are_undefined():
     run = compiled(function)
     for used in ((0,), (1,), (0, 1)):
         assert_same_gradients(function, run, used)
-
-
-class Dropped(torch.autograd.Function):
-    """A product whose backward passes `None` on to the first factor."""
-
-    @staticmethod
-    def forward(ctx, x, y):
-        return x * y
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return None, gradient * 2
 
 
 class GradientOfNone(torch.autograd.Function):
