@@ -168,9 +168,8 @@ def stand_ins_of(ctx: Any) -> tuple[torch.Tensor, ...]:
     """The stand-ins of a node, with their history; none if an earlier backward has freed them."""
     if not ctx.stand_ins or ctx.kept is not None:
         return ()
-    start = len(ctx.backward.saved_slots)
     try:
-        return tuple(torch_compat.some_saved_tensors(ctx, range(start, start + ctx.stand_ins)))
+        return ctx.saved_tensors[len(ctx.backward.saved_slots) :]  # outputs of the node are not unpacked alone
     except RuntimeError:  # freed, or another saved tensor was changed in place
         return ()
 
