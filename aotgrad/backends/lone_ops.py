@@ -8,7 +8,7 @@
     x.tanh(), x.exp()                 large only, where eager's library is slow: 1.6 to 2.9 times as fast
 
 A call costs more, and compilation takes seconds, so small tensors are left alone. So are all other ops: Inductor leaves
-products, sorts and scans to eager's kernels, gains nothing for a sum of two tensors, and is slower for `tanh` and `exp` on a
+products, sorts and scans to eager's kernels, gains nothing for a sum of two tensors, and nothing for `tanh` and `exp` on a
 processor that eager's library, MKL, is made for. An op that Inductor takes apart, such as `softmax`, is several ops.
 """
 

@@ -81,7 +81,7 @@ def rows(x: Tensor) -> Tensor:
     return x.view(-1, ROW)
 
 
-LONE: dict[str, Function] = {  # gelu, softmax and layer_norm are several ops to Inductor
+LONE: dict[str, Function] = {  # some are several ops to Inductor
     "x[indices]": lambda x, y: x[backwards(x.numel())],
     "x.gather(0, indices)": lambda x, y: x.gather(0, backwards(x.numel())),
     "x.flip(0)": lambda x, y: x.flip(0),
@@ -96,7 +96,9 @@ LONE: dict[str, Function] = {  # gelu, softmax and layer_norm are several ops to
     "maximum(x, y)": torch.maximum,
     "atan2(x, y)": torch.atan2,
     "addcmul(x, x, y)": lambda x, y: torch.addcmul(x, x, y),
+    "x.tanh() * y": lambda x, y: x.tanh() * y,
     "gelu(x)": lambda x, y: functional.gelu(x),
+    "gelu(x), tanh": lambda x, y: functional.gelu(x, approximate="tanh"),
     "softmax(x, 1)": lambda x, y: rows(x).softmax(1),
     "layer_norm(x)": lambda x, y: functional.layer_norm(rows(x), (ROW,)),
     "x.sum(0)": lambda x, y: rows(x).sum(0),

@@ -32,6 +32,9 @@ KERNELS_PER_LIBRARY = 6
 DEFINITION = re.compile(r'extern\s+"C"\s+void\s+kernel\s*\(')
 INCLUDE = re.compile(r"^#include .*$", re.MULTILINE)
 DIRECTIVE = re.compile(r"^\s*#\s*(?!pragma\b)", re.MULTILINE)
+FASTER_FUNCTIONS = re.compile(r"\b(?P<vector>\w+)\.(?P<function>tanh)\(\)")
+"""Calls of members of torch's vectors that `functions.h` has in a faster form."""
+
 ARGUMENT = re.compile(r"(?:const )?(?:[\w:]+\*|int64_t|float)")
 
 
@@ -136,16 +139,17 @@ def library_source(kernels: Sequence[CppKernel]) -> str:
     functions = "".join(f'{{"{name(k)}", AS_FUNCTION(call_{k}), METH_FASTCALL, nullptr}}, ' for k in range(len(kernels)))
     flattened = FLATTENED if len(kernels) > 1 else "#define FLATTENED"
     return "\n".join(
-        [*headers, masks(), flattened, *(body(k, kernel) for k, kernel in enumerate(kernels)), BINDINGS]
+        [*headers, shared_code(), flattened, *(body(k, kernel) for k, kernel in enumerate(kernels)), BINDINGS]
         + [binding(k, kernel) for k, kernel in enumerate(kernels)]
         + [MODULE.replace("FUNCTIONS", functions)]
     )
 
 
 @functools.cache
-def masks() -> str:
+def shared_code() -> str:
     """C++ code that all kernels share."""
-    return importlib.resources.files("aotgrad.backends.inductor").joinpath("masks.h").read_text()
+    folder = importlib.resources.files("aotgrad.backends.inductor")
+    return "\n".join(folder.joinpath(name).read_text() for name in ("masks.h", "functions.h"))
 
 
 def name(position: int) -> str:
@@ -154,8 +158,9 @@ def name(position: int) -> str:
 
 
 def body(position: int, kernel: CppKernel) -> str:
-    """A kernel in a namespace, without its headers."""
+    """A kernel in a namespace, without its headers, that calls the faster functions."""
     function = DEFINITION.sub("FLATTENED void kernel(", INCLUDE.sub("", kernel.source))
+    function = FASTER_FUNCTIONS.sub(r"aotgrad_functions::\g<function>(\g<vector>)", function)
     return f"namespace {name(position)} {{\n{function}\n}}"
 
 
