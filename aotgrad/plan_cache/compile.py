@@ -7,6 +7,7 @@ Errors of the function and refusals of ours are raised; the cache decides what t
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 import traceback
@@ -307,9 +308,15 @@ def function_of(function: Callable) -> Callable:
 
 
 def forget_frames(error: BaseException | None) -> None:
-    """Free the local variables of the frames that an error passed: the arguments, and a trace of them."""
+    """Free the local variables of the frames that an error passed: the arguments, and a trace of them.
+
+    Until Python 3.13, a frame keeps the dictionary `f_locals` when it is cleared. Reading it again empties it.
+    """
     while error is not None:
-        traceback.clear_frames(error.__traceback__)
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            with contextlib.suppress(RuntimeError):  # it still runs
+                frame.clear()
+                _ = frame.f_locals
         error = error.__cause__ or error.__context__
 
 
