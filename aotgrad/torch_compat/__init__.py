@@ -417,6 +417,7 @@ from aotgrad.torch_compat.inductor.scheduler import (
     check_reads_of_overwritten_values,
     keep_reads_of_written_values,
 )
+from aotgrad.torch_compat.inductor.vector_instructions import vector_instructions_by_one_probe
 from aotgrad.torch_compat.jagged_attention import JaggedAttention
 from aotgrad.torch_compat.kernel_layouts import (
     FAKES,

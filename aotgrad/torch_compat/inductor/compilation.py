@@ -23,6 +23,7 @@ from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from aotgrad.torch_compat.inductor.vector_instructions import vector_instructions_by_one_probe
 from aotgrad.torch_compat.random import draw_again, draw_and_note, draw_and_record, philox_draw
 
 
@@ -126,7 +127,7 @@ def inductor_compile(module: fx.GraphModule, inputs: Sequence[Any], **settings: 
     """Compile one functional graph; the result takes a list, which it clears."""
     from torch._inductor.compile_fx import compile_fx_inner
 
-    with _foreign_symbols_miss():
+    with _foreign_symbols_miss(), vector_instructions_by_one_probe():
         return compile_fx_inner(module, inputs, **settings)
 
 

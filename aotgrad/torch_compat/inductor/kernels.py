@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
+from aotgrad.torch_compat.inductor.vector_instructions import vector_instructions_by_one_probe
+
 
 def library_of(kernel: Any) -> tuple[str, str, str] | None:
     """The module name and path of a C++ kernel's library, and the kernel's name in it; `None` for other objects."""
@@ -67,6 +69,7 @@ def cpp_compilers() -> int:
     return max(1, get_compile_threads())
 
 
+@vector_instructions_by_one_probe()
 def start_cpp_kernel(argument_types: Sequence[str], source: str, submit: Callable | None) -> Callable[[], Callable]:
     """Start to compile one C++ kernel; returns a function that waits for it.
 
@@ -78,6 +81,7 @@ def start_cpp_kernel(argument_types: Sequence[str], source: str, submit: Callabl
     return CppPythonBindingsCodeCache.load_pybinding_async(list(argument_types), source, submit_fn=submit)
 
 
+@vector_instructions_by_one_probe()
 def start_cpp_library(source: str, submit: Callable | None) -> Callable[[], types.ModuleType]:
     """Start to compile a Python module with the function `PyInit_kernel`; otherwise as `start_cpp_kernel`."""
     from torch._inductor.codecache import CppPythonBindingsCodeCache
