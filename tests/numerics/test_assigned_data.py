@@ -287,3 +287,30 @@ def test_a_parameter_is_given_data(backend: str) -> None:
 
     for mine, eager in zip(trained(compile), trained(lambda module: module), strict=True):
         torch.testing.assert_close(mine, eager)
+
+
+def gradient_after_an_assignment(function: Callable, x: Tensor) -> Tensor:
+    """The gradient of `x`, where the weight is given other data between forward and backward."""
+    weight = torch.arange(6.0).view(2, 3).requires_grad_()
+    out = function(x, weight)
+    weight.data = weight.data * 2
+    return torch.autograd.grad(out.sum(), x)[0]
+
+
+AROUND_AN_ASSIGNMENT = {
+    "the weight itself is saved": (lambda x, weight: x.sum(0) * weight, False),
+    "a view of the weight is saved": (lambda x, weight: nn.functional.linear(x, weight), True),
+}
+
+
+@every_backend
+@pytest.mark.parametrize("name", AROUND_AN_ASSIGNMENT)
+def test_data_is_assigned_before_the_backward(backend: str, name: str, request) -> None:
+    function, is_view = AROUND_AN_ASSIGNMENT[name]
+    if is_view:
+        reason = "the graph saves the weight, eager's node a view of it, which keeps the old data"
+        request.applymarker(pytest.mark.xfail(strict=True, reason=reason))
+    x = torch.ones(4, 3, requires_grad=True)
+    run = compiled(function, backend)
+    gradient_after_an_assignment(run, x)
+    torch.testing.assert_close(gradient_after_an_assignment(run, x), gradient_after_an_assignment(function, x))
