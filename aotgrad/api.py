@@ -23,6 +23,8 @@ from typing import Any, cast
 import torch
 import torch.fx as fx
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import is_lazy
 
 from aotgrad import native, pipeline, torch_compat
 from aotgrad.backends import registry
@@ -189,7 +191,8 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     Returns:
         A module that shares everything with `mod` (parameters, buffers, hooks, `training`, `state_dict`) and is an
         instance of its class; only its `forward` is compiled. It can be copied, pickled and saved like `mod`, if the
-        compilers can be pickled; a copy compiles its own plans.
+        compilers can be pickled; a copy compiles its own plans. If layers are lazy (`nn.LazyLinear`), the first call runs
+        eagerly, and gives their parameters shapes.
 
     Examples:
         >>> model = aot_module(nn.Linear(2, 1), fw_compiler=nop)
@@ -198,6 +201,11 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """
     if "state" in kwargs:
         raise TypeError("aot_module compiles a forward and takes no state; for a function with a backward: train_step")
+    if isinstance(mod, LazyModuleMixin) and has_lazy_parameters(mod):
+        raise CaptureError(
+            f"{type(mod).__name__} becomes an instance of another class in its first call, which would not be compiled; "
+            "call it once, and compile it then"
+        )
     cache = aot_function(mod.forward, *args, **kwargs).plan_cache
     cache.name = type(mod).__qualname__
 
@@ -224,7 +232,7 @@ def module_with(
     """
     lifted, transformed = LiftedModule(mod, owns_attributes=True), Dispatch(cache)
     lifted.note_assigned(assigned)
-    eager = functools.partial(type(mod).forward, mod)
+    eager, began_lazy = functools.partial(type(mod).forward, mod), has_lazy_parameters(mod)
 
     def forward(self: nn.Module, *inputs: Any, **options: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -238,6 +246,8 @@ def module_with(
         runs_eagerly = cache.runs_eagerly(inputs)
         if runs_eagerly and not (torch_compat.forward_mode_is_open() or torch_compat.transform_is_open()):
             return eager(*inputs, **options)
+        if began_lazy and has_lazy_parameters(mod):
+            return eager(*inputs, **options)  # which gives them shapes
         arguments, state = module_call(lifted, eager, inputs, options)
         if runs_eagerly:
             return transformed.call(lifted.forward, arguments, state)
@@ -265,6 +275,11 @@ def module_with(
     module = object.__new__(compiled_class)  # its class may have a __new__ that makes another object
     module.__dict__ = mod.__dict__
     return module
+
+
+def has_lazy_parameters(mod: nn.Module) -> bool:
+    """Whether a parameter has no shape before the first call, as those of `nn.LazyLinear`."""
+    return any(map(is_lazy, mod.parameters()))
 
 
 def recreate_module(mod: nn.Module, args: tuple, kwargs: dict[str, Any]) -> nn.Module:

@@ -1,0 +1,45 @@
+"""Modules whose parameters get their shapes in the first call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import aotgrad
+
+
+def losses(compile: Callable[[nn.Module], nn.Module]) -> list[Tensor]:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Tanh(), nn.LazyLinear(4))
+    run, found = compile(module), []
+    for step in range(4):
+        x = torch.randn(6, 5, generator=torch.Generator().manual_seed(step))
+        loss = run(input=x).square().mean()
+        loss.backward()
+        found.append(loss.detach())
+    return [*found, *(p.grad for p in module.parameters()), *module.buffers()]
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_lazy_layers(backend: str) -> None:
+    compiled = []
+
+    def compile(module: nn.Module) -> nn.Module:
+        compiled.append(aotgrad.aot_module(module, backend))
+        return compiled[0]
+
+    expected = losses(lambda module: module)
+    torch.testing.assert_close(losses(compile), expected, rtol=1e-4, atol=1e-5)
+    assert len(compiled[0].plans()) == 1
+
+
+def test_a_lazy_layer_that_was_called_is_compiled() -> None:
+    layer = nn.LazyLinear(3)
+    layer(torch.ones(2, 4))
+    compiled = aotgrad.aot_module(layer, aotgrad.nop)
+    x = torch.rand(2, 4)
+    torch.testing.assert_close(compiled(x), layer(x))
+    assert len(compiled.plans()) == 1
