@@ -23,6 +23,9 @@ from aotgrad.native import build
 PRIORITY = 19
 """The lowest one, as `nice` counts."""
 
+DELAY_S = 10
+"""The build waits for so long: the first call may run compilers itself, and two threads of one core share more than time."""
+
 PROGRAM = "import sys; sys.path[:] = {path!r}; from aotgrad.native.background import build_here; build_here()"
 
 log = logging.getLogger("aotgrad.native")
@@ -36,10 +39,10 @@ def started() -> Path | None:
         return None
     program = PROGRAM.format(path=sys.path)
     # The shell leaves the build behind: this process has no child to wait for, and may end before.
-    command = ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-c", program]
+    command = ["/bin/sh", "-c", '(sleep "$0"; exec "$@") &', str(DELAY_S), sys.executable, "-c", program]
     none = subprocess.DEVNULL
     subprocess.run(command, stdin=none, stdout=none, stderr=none, start_new_session=True, check=False)
-    log.debug("the C++ functions are being built in %s", build.native_store().folder)
+    log.debug("the C++ functions will be built in %s", build.native_store().folder)
     return build.native_store().folder / build.key()
 
 

@@ -27,6 +27,7 @@ def folder(tmp_path, monkeypatch) -> Path:
     """An empty cache in a process that may build."""
     monkeypatch.setenv("AOTGRAD_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("AOTGRAD_NATIVE", raising=False)
+    monkeypatch.setattr(background, "DELAY_S", 0)
     forget()
     yield tmp_path / "cache" / "native"
     forget()
