@@ -39,18 +39,17 @@ ROUNDS = 21
 
 @dataclass
 class Recorder:
-    """A pass-through compiler that records each graph's callable, and the inputs of its last call."""
+    """A pass-through compiler that records the callable of each graph that runs, and the inputs of its first call."""
 
     runs: list[Function] = field(default_factory=list)
     inputs: list[list[Any]] = field(default_factory=list)
 
     def __call__(self, module: torch.fx.GraphModule, _: Sequence[Any]) -> Function:
-        plain, last = aotgrad.make_boxed_func(module.forward), []
-        self.inputs.append(last)
+        plain = aotgrad.make_boxed_func(module.forward)
 
         def run(args: list) -> Any:
-            if not last:
-                last.extend(value.detach() if isinstance(value, Tensor) else value for value in args)
+            if run not in self.runs:
+                self.inputs.append([value.detach() if isinstance(value, Tensor) else value for value in args])
                 self.runs.append(run)
             return plain(args)
 
@@ -78,6 +77,16 @@ def mutation_and_views(a: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
     return a * b, b.t(), b[0], b.view(-1)
 
 
+def change_an_alias(a: Tensor, b: Tensor) -> Tensor:
+    """Mutates its first argument, which shares memory with the second one."""
+    a.mul_(2)
+    return a + b
+
+
+def fifty_views(a: Tensor) -> tuple[Tensor, ...]:
+    return tuple(a[k % 4] for k in range(50))
+
+
 def many_parameters(x: Tensor, *parameters: Tensor) -> Tensor:
     return torch.stack(parameters).sum(0) * x
 
@@ -87,7 +96,8 @@ class Case:
     """One kind of call.
 
     `differentiable`: number of inputs that require grad; `backward`, `gradients`: whether it includes a backward, or asks
-    `autograd.grad` for the gradients of all inputs.
+    `autograd.grad` for the gradients of all inputs; `overlap`: the inputs are overlapping slices of one tensor; `has_floor`:
+    `by_hand` can write it.
     """
 
     name: str
@@ -97,8 +107,12 @@ class Case:
     mode: Callable[[], AbstractContextManager] = nullcontext
     backward: bool = False
     gradients: bool = False
+    overlap: bool = False
+    has_floor: bool = True
 
     def inputs(self) -> list[Tensor]:
+        if self.overlap:
+            return list(torch.randn(self.count + 3, 4).unfold(0, 4, 1).transpose(1, 2))
         return [torch.randn(4, 4, requires_grad=k < self.differentiable) for k in range(self.count)]
 
     def step(self, function: Function, inputs: Sequence[Tensor]) -> None:
@@ -120,6 +134,8 @@ def cases() -> Iterator[Case]:
     yield Case("3 tensors, inference_mode", three_tensors, 3, 3, torch.inference_mode)
     yield Case("mutation + 3 views, forward", mutation_and_views, 3, 2)
     yield Case("mutation + 3 views, no_grad", mutation_and_views, 3, 2, torch.no_grad)
+    yield Case("mutation of an alias", change_an_alias, 2, 0, overlap=True, has_floor=False)
+    yield Case("50 views", fifty_views, 1, 1, has_floor=False)
     for count in (100, 1000):
         yield Case(f"{count} parameters, forward", many_parameters, count + 1, count + 1)
         yield Case(f"{count} parameters, forward + backward", many_parameters, count + 1, count + 1, backward=True)
@@ -224,13 +240,15 @@ class Overheads:
 
     peer: float
     ours: float
-    floor: float
     native: float
-    native_floor: float
+    floor: float | None = None
+    native_floor: float | None = None
 
     def row(self, name: str) -> list[str]:
         sides = ((self.ours, self.floor), (self.native, self.native_floor))
-        columns = [f"{time:.1f} {time / self.peer:.2f} {floor:.1f}".split() for time, floor in sides]
+        columns = [
+            [f"{time:.1f}", f"{time / self.peer:.2f}", "" if floor is None else f"{floor:.1f}"] for time, floor in sides
+        ]
         return [name, f"{self.peer:.1f}", *columns[0], *columns[1]]
 
 
@@ -245,13 +263,14 @@ def measure(case: Case, frontend: str, rounds: int) -> Overheads:
                 sides[name] = make(case, inputs)
                 steps[name] = partial(case.step, sides[name].call, [inputs[k] for k in sides[name].order])
                 steps[name]()
-        for floor, node in FLOORS.items():
+        floors = FLOORS if case.has_floor else {}
+        for floor, node in floors.items():
             steps[floor] = partial(case.step, by_hand(case, sides["ours"], node), inputs)
         for name, side in sides.items():
             steps |= {f"{what} of {name}": run for what, run in side.graphs.candidates().items()}
         seconds = median_seconds(steps, rounds)
     graphs = {name: seconds[f"graphs of {name}"] - seconds[f"nothing of {name}"] for name in sides}
-    graphs |= dict.fromkeys(FLOORS, graphs["ours"])
+    graphs |= dict.fromkeys(floors, graphs["ours"])
     return Overheads(**{side: 1e6 * (seconds[side] - alone) for side, alone in graphs.items()})
 
 
