@@ -23,7 +23,6 @@ from typing import Any, cast
 import torch
 import torch.fx as fx
 from torch import nn
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 from aotgrad import native, pipeline, torch_compat
@@ -201,11 +200,6 @@ def aot_module(mod: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
     """
     if "state" in kwargs:
         raise TypeError("aot_module compiles a forward and takes no state; for a function with a backward: train_step")
-    if isinstance(mod, LazyModuleMixin) and has_lazy_parameters(mod):
-        raise CaptureError(
-            f"{type(mod).__name__} becomes an instance of another class in its first call, which would not be compiled; "
-            "call it once, and compile it then"
-        )
     cache = aot_function(mod.forward, *args, **kwargs).plan_cache
     cache.name = type(mod).__qualname__
 
@@ -271,10 +265,16 @@ def module_with(
         "plans": staticmethod(cache.plans),
         "debug_state": staticmethod(functools.partial(debug_state, cache)),
     }
-    compiled_class = type(f"AOT{type(mod).__name__}", (type(mod),), members)
-    module = object.__new__(compiled_class)  # its class may have a __new__ that makes another object
+    module = object.__new__(compiled_class(type(mod), members))  # its class may have a __new__ that makes another object
     module.__dict__ = mod.__dict__
     return module
+
+
+def compiled_class(base: type, members: Mapping[str, Any]) -> type:
+    """A subclass with `members`. A lazy layer has the class that it becomes in its first call, which is then one, too."""
+    becomes = getattr(base, "cls_to_become", None)
+    own = {**members, "cls_to_become": compiled_class(becomes, members)} if becomes is not None else dict(members)
+    return type(f"AOT{base.__name__}", (base,), own)
 
 
 def has_lazy_parameters(mod: nn.Module) -> bool:

@@ -86,12 +86,6 @@ def pickled_with_a_local_compiler():
 
 
 @error_case
-def lazy_layer():
-    """A module that becomes an instance of another class when it is first called."""
-    aotgrad.aot_module(nn.LazyLinear(3), aotgrad.nop)
-
-
-@error_case
 def data_dependent_branch():
     """Python control flow that depends on the value of a tensor, in a graph that must hold for all values."""
 
