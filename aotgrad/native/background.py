@@ -24,7 +24,7 @@ PRIORITY = 19
 """The lowest one, as `nice` counts."""
 
 DELAY_S = 10
-"""The build waits for so long: the first call may run compilers itself, and two threads of one core share more than time."""
+"""Seconds before the build starts. The first call may run compilers of its own, which a build beside them slows down."""
 
 PROGRAM = "import sys; sys.path[:] = {path!r}; from aotgrad.native.background import build_here; build_here()"
 

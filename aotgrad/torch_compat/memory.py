@@ -105,10 +105,8 @@ def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:
 def flat_alias(tensor: torch.Tensor, start: Any, nbytes: int, dtype: torch.dtype) -> torch.Tensor:
     """`nbytes` of the storage of a tensor from byte `start` on, as a flat tensor unknown to autograd."""
     storage = tensor.untyped_storage()[start : start + nbytes]
-    if torch.is_inference_mode_enabled():
-        with normal_mode():
-            return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
-    return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
+    with normal_mode():
+        return torch.empty(0, dtype=dtype, device=tensor.device).set_(storage)
 
 
 def has_storage(value: Any) -> bool:

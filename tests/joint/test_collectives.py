@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 from aotgrad import torch_compat
+from tests.eager_calls.functions import Dropped
 from tests.executables import executable_of
 from tests.joint.collective_programs import (
     MASKS,
@@ -179,16 +180,6 @@ def test_merged_collectives_give_the_same_values():
 # --- Behind a gradient that is None ----------------------------------------------------------------------------------
 
 
-class NoneForTheFirst(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, y):
-        return x * y
-
-    @staticmethod
-    def backward(ctx, g):
-        return None, g * 2
-
-
 class OnlyCommunicates(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -212,14 +203,14 @@ class Doubled(torch.autograd.Function):
 def behind_two_heads(trunk):
     def f(x, w, v):
         h = trunk.apply(x)
-        return NoneForTheFirst.apply(h, w), NoneForTheFirst.apply(h, v)
+        return Dropped.apply(h, w), Dropped.apply(h, v)
 
     return f
 
 
 def behind_one_of_two(x, w, v):
     h = ReducedLater.apply(x)
-    return NoneForTheFirst.apply(h, w), h * v
+    return Dropped.apply(h, w), h * v
 
 
 @pytest.mark.xfail(strict=True, reason="a segment that only undefined gradients enter does not run")
@@ -229,8 +220,8 @@ def test_it_does_where_another_result_passes_a_gradient():
 
 def behind_a_result(x, w, v):
     h = ReducedLater.apply(x * 2)
-    y = NoneForTheFirst.apply(h, w)
-    return y, y.sin(), NoneForTheFirst.apply(h, v)
+    y = Dropped.apply(h, w)
+    return y, y.sin(), Dropped.apply(h, v)
 
 
 def test_a_result_in_between_is_refused():

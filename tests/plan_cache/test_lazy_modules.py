@@ -36,13 +36,14 @@ def test_lazy_layers(backend: str) -> None:
     assert len(compiled[0].plans()) == 1
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("is_called_before", [False, True])
-def test_a_lazy_layer_itself(is_called_before: bool) -> None:
+def test_a_lazy_layer_itself(is_called_before: bool, backend: str) -> None:
     """In its first call, it becomes an instance of another class, which is compiled, too."""
     layer, x = nn.LazyLinear(3), torch.rand(2, 4)
     if is_called_before:
         layer(x)
-    compiled = aotgrad.aot_module(layer, aotgrad.nop)
+    compiled = aotgrad.aot_module(layer, backend)
     first, other = compiled(x), torch.rand(5, 4)
     torch.testing.assert_close([first, compiled(other)], [layer(x), layer(other)])
     assert isinstance(compiled, nn.Linear) and not isinstance(compiled, nn.LazyLinear)
