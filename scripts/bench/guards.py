@@ -7,7 +7,10 @@ Per number of tensors: the check of a plan without mutations; of one that mutate
 of inputs; the same with the mutated input at another address at every call; the same with disjoint slices of one buffer;
 and reading a module with as many parameters. The aim is 1 us and 0.1 us a tensor. Each is measured with the functions in
 Python and with those in C++, which are built if they are missing. Then the cost of detecting shared memory of inputs of a
-Dynamo graph: with our guard, and with Dynamo's own, which checks every pair. Times are the minimum of many short samples.
+Dynamo graph: with our guard, and with Dynamo's own, which checks every pair. Each has a *floor*, a hand-written loop in C++
+(`bare_guards.cpp`): it compares the properties of each tensor, and the memory of each with that of the changed one, and
+nothing global; or it looks up each parameter in its dictionary, and reads nothing else of its module. Times are the minimum
+of many short samples.
 """
 
 import argparse
@@ -16,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
-from native import libraries, using
+from native import extension, libraries, using
 from tabulate import tabulate
 from timing import add_threads, environment, least_seconds
 from torch import nn
@@ -30,23 +33,24 @@ from aotgrad.plan_cache.module_state import LiftedModule
 
 COUNTS = (1, 10, 100, 1000)
 
+Check = Callable[[Sequence[torch.Tensor]], object]
 
-def check(function: Callable, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+
+def check_of_plan(function: Callable, tensors: Sequence[torch.Tensor]) -> Check:
     """The guards of a plan made for `tensors`, ready to run."""
     compiled = aotgrad.aot_function(function, aotgrad.nop)
     compiled(*tensors)
     plan_guards = compiled.plans()[0].guards
     assert plan_guards.check(tensors)
-    return lambda: plan_guards.check(tensors)
+    return plan_guards.check
 
 
-def check_moving(function: Callable, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
-    """The same, with a first tensor at another address at every call, like an activation."""
-    compiled = aotgrad.aot_function(function, aotgrad.nop)
-    compiled(*tensors)
-    plan_guards = compiled.plans()[0].guards
-    calls = itertools.cycle([[torch.ones(4, 4), *tensors[1:]] for _ in range(8)])
-    return lambda: plan_guards.check(next(calls))
+def bare_check(function: Callable, tensors: Sequence[torch.Tensor]) -> Check:
+    """The least that they cost."""
+    bare = extension("bare_guards")
+    found = bare.alike(tensors) if function is reads else bare.alike_and_apart(tensors)
+    assert found(tensors)
+    return found
 
 
 def reads(*tensors: torch.Tensor) -> torch.Tensor:
@@ -57,28 +61,37 @@ def changes(*tensors: torch.Tensor) -> torch.Tensor:
     return tensors[0].mul_(2)
 
 
-def measure(count: int) -> dict[str, float]:
-    """Seconds by subject, with the active implementation."""
-    tensors = [torch.ones(4, 4) for _ in range(count)]
-    return least_seconds(
-        {
-            "plain": check(reads, tensors),
-            "changes an input": check(changes, tensors),
-            "which moves": check_moving(changes, tensors),
-            "a slice of a buffer": check(changes, torch.ones(count, 4, 4).unbind()),
-        }
-    )
-
-
-def measure_reading(count: int) -> float:
-    module = LiftedModule(nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(count))))
-    return least_seconds({"module": module.read})["module"]
+def runs(make: Callable[[Callable, Sequence[torch.Tensor]], Check], count: int) -> dict[str, Callable[[], object]]:
+    """Checks by subject. The first tensor of "which moves" has another address at every call, like an activation."""
+    tensors, slices = [torch.ones(4, 4) for _ in range(count)], torch.ones(count, 4, 4).unbind()
+    calls = itertools.cycle([[torch.ones(4, 4), *tensors[1:]] for _ in range(8)])
+    moving = make(changes, tensors)
+    return {
+        "plain": partial(make(reads, tensors), tensors),
+        "changes an input": partial(make(changes, tensors), tensors),
+        "which moves": lambda: moving(next(calls)),
+        "a slice of a buffer": partial(make(changes, slices), slices),
+    }
 
 
 def rows(count: int) -> Iterator[list[object]]:
+    sides = {}
     for name, library in libraries().items():
         with using(library):
-            yield [count, name, *(time * 1e6 for time in measure(count).values()), 1 + 0.1 * count]
+            sides[name] = runs(check_of_plan, count)
+    sides["floor"] = runs(bare_check, count)
+    seconds = [least_seconds({name: side[subject] for name, side in sides.items()}) for subject in sides["floor"]]
+    for name in sides:
+        yield [count, name, *(times[name] * 1e6 for times in seconds), 1 + 0.1 * count]
+
+
+def measure_reading(count: int) -> list[object]:
+    layers = [nn.Linear(2, 2, bias=False) for _ in range(count)]
+    read = extension("bare_guards").reading([layer._parameters for layer in layers], ["weight"] * count)
+    module = LiftedModule(nn.Sequential(*layers))
+    assert read() == module.read()[0]
+    seconds = least_seconds({"module": module.read, "floor": read})
+    return [count, *(time * 1e6 for time in seconds.values()), 1 + 0.1 * count]
 
 
 def dynamos_check(tensors: list[torch.Tensor]) -> Callable[[], bool]:
@@ -95,6 +108,7 @@ def measure_sharing(count: int) -> list[object]:
     for name, library in libraries().items():
         with using(library):
             sides[name] = partial(MemoryGuard(tensors, MemorySharing.among(tensors, (0,), (), (0,))), tensors)
+    sides["floor"] = partial(extension("bare_guards").apart(tensors), tensors)
     seconds = least_seconds({**sides, "Dynamo's": dynamos_check(tensors)})
     return [count, *(time * 1e6 for time in seconds.values())]
 
@@ -106,9 +120,9 @@ def main() -> None:
     print(f"{environment()}; us\n")
     headers = ["tensors", "", "plain", "changes an input", "which moves", "a slice of a buffer", "aim"]
     print(tabulate([row for count in COUNTS for row in rows(count)], headers, tablefmt="github", floatfmt=".2f"))
-    reading = [[count, measure_reading(count) * 1e6, 1 + 0.1 * count] for count in COUNTS]
-    print("", tabulate(reading, ["tensors", "read a module", "aim"], tablefmt="github", floatfmt=".2f"), sep="\n")
-    headers = ["tensors", "which share memory with a changed one", "with C++", "Dynamo: which overlap"]
+    headers = ["tensors", "read a module", "floor", "aim"]
+    print("", tabulate(map(measure_reading, COUNTS), headers, tablefmt="github", floatfmt=".2f"), sep="\n")
+    headers = ["tensors", "which share memory with a changed one", "with C++", "floor", "Dynamo: which overlap"]
     print("", tabulate(map(measure_sharing, COUNTS[1:]), headers, tablefmt="github", floatfmt=".2f"), sep="\n")
 
 

@@ -1,4 +1,4 @@
-"""Both implementations of guards and calls, and the least that a node costs, for programs that compare them."""
+"""Both implementations of guards and calls, and the least that these cost, for programs that compare them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,9 +21,9 @@ def libraries() -> dict[str, ModuleType | None]:
 
 
 @cache
-def bare_node() -> ModuleType:
-    """`bare_node.cpp`, compiled. Needs torch 2.13 or newer."""
-    return module_of(compile_library(Path(__file__).with_name("bare_node.cpp")), "bare_node")
+def extension(name: str) -> ModuleType:
+    """`NAME.cpp`, which lies here, compiled. Needs torch 2.13 or newer."""
+    return module_of(compile_library(Path(__file__).with_name(f"{name}.cpp")), name)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from typing import Any
 
 import functorch.compile
 import torch
-from native import bare_node, libraries, using
+from native import extension, libraries, using
 from tabulate import tabulate
 from timing import add_threads, environment, least_seconds, median_seconds
 from torch import Tensor
@@ -210,7 +210,7 @@ def in_python(forward: Function, backward: Function, results: int, inputs: Seque
 
 
 def in_cpp(forward: Function, backward: Function, results: int, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    return bare_node().call(forward, backward, results, inputs)
+    return extension("bare_node").call(forward, backward, results, inputs)
 
 
 def by_hand(case: Case, ours: Compiled, node: Function) -> Function:
