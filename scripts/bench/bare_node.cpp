@@ -1,5 +1,6 @@
 // The least that a call with a compiled forward and backward costs: a node without an object in Python, which saves tensors
-// and runs a callable. No hooks, no checks, one backward: `overhead.py` measures it as the floor.
+// and runs a callable. No hooks, no checks, one backward: `overhead.py` measures it as the floor. Without gradients, what else a
+// call does: it changes an argument, and makes views.
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/function.h>
@@ -50,8 +51,32 @@ variable_list call(const py::function& forward, const py::function& backward, si
   return values;
 }
 
+// Runs `forward` on the memory of `changed`, seen as `places` lie in theirs. Its first value is that of `changed`, its last the
+// result; it saves nothing.
+at::Tensor change(const py::function& forward, const at::Tensor& changed, const variable_list& places) {
+  variable_list values;
+  {
+    const at::AutoDispatchBelowADInplaceOrView guard;
+    variable_list inputs;
+    for (const at::Tensor& place : places) {
+      inputs.push_back(changed.as_strided(place.sizes(), place.strides(), place.storage_offset()));
+    }
+    values = forward(list_of(inputs)).cast<variable_list>();
+  }
+  changed.copy_(values.front());
+  return values.back();
+}
+
+variable_list rows(const at::Tensor& tensor, const std::vector<int64_t>& indices) {
+  variable_list found;
+  for (const int64_t k : indices) found.push_back(tensor.select(0, k));
+  return found;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(bare_node, module) {
   module.def("call", call);
+  module.def("change", change);
+  module.def("rows", rows);
 }
