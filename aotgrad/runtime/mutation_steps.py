@@ -65,7 +65,7 @@ class MutationSteps:
         A hidden metadata mutation happens here, so that the gradient has the new shape.
         """
         for name, info in self.moved_inputs.items():
-            if Saved(name) in self.results.saved and Saved(name) not in self.results.copied_inputs:
+            if Saved(name) in self.results.saved:
                 yield MakeAlias(f"{name}_before", name)
             if info.mutation.metadata and info.hidden_from_autograd:
                 yield UpdateGeometry(name, info.geometry_after, False)
@@ -147,8 +147,6 @@ class MutationSteps:
 
     def saved_name(self, slot: Saved) -> str:
         """The variable to save. A saved input is the caller's own tensor, so that autograd watches its version."""
-        if slot in self.results.copied_inputs:
-            return result_name(slot)
         if slot.name in self.moved_inputs or slot.name in {self.inputs[index] for index in self.capture.assigned}:
             return f"{slot.name}_before"
         if slot in self.saved_updates:

@@ -290,8 +290,7 @@ class NodeSteps:
     def saved_inputs(self) -> set[str | None]:
         """The inputs whose memory is saved as it was before the call."""
         results, nodes = self.results, self.results.result_nodes
-        owners = (memory_owner(nodes[slot]) for slot in results.saved if slot not in results.copied_inputs)
-        return {results.primal_names.get(owner) for owner in owners}
+        return {results.primal_names.get(memory_owner(nodes[slot])) for slot in results.saved}
 
     def changed_with(self, index: int) -> list[int]:
         """The inputs that recreate the history of input `index` when they are written: itself, and others in its memory."""

@@ -106,16 +106,6 @@ class StageResults:
         spec = self.capture.inputs[index]
         return isinstance(spec, TensorInput) and spec.is_leaf
 
-    @functools.cached_property
-    def copied_inputs(self) -> frozenset[Saved]:
-        """The saved inputs that the backward takes in another layout: the forward returns copies of them."""
-        if self.partition.backward is None:
-            return frozenset()
-        fakes = {name: value for name, value in self.fakes if name in self.inputs and isinstance(value, torch.Tensor)}
-        taken = self.partition.backward.placeholders.items()
-        saved = [(slot, node.meta["val"]) for slot, node in taken if isinstance(slot, Saved) and slot.name in fakes]
-        return frozenset(slot for slot, value in saved if not has_strides_of(value, fakes[slot.name]))
-
 
 def result_name(slot: Any) -> str:
     """The variable that holds a forward result."""

@@ -35,7 +35,7 @@ from aotgrad.backends.inductor.compiler_threads import compilers_run
 from aotgrad.backends.inductor.cpp_kernels import KernelBatch
 from aotgrad.backends.inductor.wrapper_code import Wrapper
 from aotgrad.backends.layers import cut_layers
-from aotgrad.backends.layouts import differ, keep_output_layouts, note_layouts
+from aotgrad.backends.layouts import keep_output_layouts, note_layouts
 from aotgrad.backends.lone_ops import reason_to_leave
 from aotgrad.backends.parts import keep_memory_of_parts
 from aotgrad.backends.pieces import CallSequence, Cut, compile_pieces
@@ -421,9 +421,9 @@ def with_libraries_at(content: bytes, paths: Mapping[str, str]) -> bytes:
 
 
 def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None]) -> None:
-    """Give the backward's saved inputs the strides that the forward's outputs have after Inductor's layout choices.
+    """Give the values that the forward saves the strides that they have after Inductor's layout choices.
 
-    A saved input of the forward with other strides is a copy, for example a convolution's weight in channels-last order.
+    Where a saved value is an input of the forward, the caller's own tensor is saved, and keeps its strides.
     """
     primals = {node.name for node in partition.forward.module.graph.find_nodes(op="placeholder")}
     reported = zip(partition.forward.signature.outputs, strides, strict=False)
@@ -432,12 +432,11 @@ def apply_strides(partition: Partition, strides: Sequence[Sequence[int] | None])
     assert backward is not None, "called for partitions with a backward"
     placeholders = backward.module.graph.find_nodes(op="placeholder")
     for node, slot in zip(placeholders, backward.signature.inputs, strict=True):
-        if not isinstance(slot, Saved) or (reported_stride := stride_of.get(slot)) is None:
+        if not isinstance(slot, Saved) or slot.name in primals or (reported_stride := stride_of.get(slot)) is None:
             continue
         value = node.meta["val"]
         actual = torch_compat.as_symints(value.fake_mode, reported_stride)
-        size, traced, now = map(torch_compat.hints, (value.size(), value.stride(), actual))
-        if differ(size, traced, now) if slot.name in primals else traced != now:
+        if torch_compat.hints(value.stride()) != torch_compat.hints(actual):
             node.meta["val"] = value.as_strided(value.size(), actual)
 
 

@@ -34,8 +34,8 @@ def two_convolutions(x, first, second):
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script(_method)?` is deprecated:DeprecationWarning")
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="Inductor lays out weights anew for oneDNN")
-def test_a_weight_that_the_forward_lays_out_anew_is_saved_as_it_lies_then() -> None:
-    """The copy does not change with the weight, so the gradients are right after a change, where eager raises."""
+def test_a_weight_that_the_forward_lays_out_anew_is_saved_as_it_is() -> None:
+    """The copy would take memory that eager does not need, and would not change with the weight."""
 
     def step(function, changes: bool) -> list[torch.Tensor] | str:
         torch.manual_seed(0)
@@ -55,11 +55,10 @@ def test_a_weight_that_the_forward_lays_out_anew_is_saved_as_it_lies_then() -> N
         compiled = torch.compile(two_convolutions, backend="aotgrad", options={"cache": False})
         with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
             torch.testing.assert_close(step(compiled, False), step(two_convolutions, False), rtol=1e-5, atol=1e-5)
-        assert step(two_convolutions, True) is True
-        torch.testing.assert_close(step(compiled, True), step(two_convolutions, False), rtol=1e-5, atol=1e-5)
+        assert step(two_convolutions, True) is step(compiled, True) is True
         torch.testing.assert_close(step(compiled, False), step(two_convolutions, False), rtol=1e-5, atol=1e-5)
     ours, eagers = ([t.stride() for t in some if t.size() == (5, 4, 3, 3)] for some in (saved[:-6], saved[-6:]))
-    assert (ours, eagers) == ([(36, 1, 12, 4)], [(36, 9, 3, 1)])
+    assert ours == eagers == [(36, 9, 3, 1)]
 
 
 @pytest.mark.parametrize("with_gradient", [False, True])
