@@ -753,6 +753,7 @@ class JointGraph(SlotGraph):
         memory: the inputs, results and tangents that a backward changes in place.
         effects: groups of autograd nodes that change memory, one segment each; a node is given by its age in the function.
         saved_in_eager: the inputs and results that own the memory of a value that eager saves.
+        eager_bytes: what eager saves outside of their memory, in bytes; `None` if unknown.
         passages: how gradients pass through the wrapper subclasses among the results; each stands for all its parts.
         cut_forms: the forms of wrapper subclasses that pass between two segments.
     """
@@ -766,6 +767,7 @@ class JointGraph(SlotGraph):
     memory: tuple[Primal | ForwardResult | Tangent, ...] = ()
     effects: tuple[frozenset[int], ...] = ()
     saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()
+    eager_bytes: int | None = None
     passages: Mapping[Gradient, Passage] = field(default_factory=dict)
     cut_forms: Mapping[SegmentBoundary, TensorForm] = field(default_factory=dict)
 

@@ -148,7 +148,7 @@ def joint_key(joint: JointGraph, origins: Origins, held: Mapping[str, torch.Tens
     encoder = Encoder()
     graph = encode_half(GraphHalf(joint.module, joint.signature), origins, held, custom_ops=True)
     kinds = [joint.static_inputs, joint.mutated_inputs, joint.writable_inputs, joint.private_inputs, joint.held_inputs]
-    rest = [joint.signature, joint.segments, *kinds, joint.saved_in_eager]
+    rest = [joint.signature, joint.segments, *kinds, joint.saved_in_eager, joint.eager_bytes]
     tensors = [[name, str(value.dtype), str(value.device), list(value.shape)] for name, value in held.items()]
     return [
         graph.text,

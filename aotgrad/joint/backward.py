@@ -55,7 +55,14 @@ from aotgrad.joint.failures import (
 )
 from aotgrad.joint.none_gradients import WorkBehindNone, has_cuts_outside, has_work_behind_none
 from aotgrad.joint.outside_views import View, views_outside
-from aotgrad.joint.saved_values import assigned_memory, masks_of_nodes, owners_of_memory, saving_nodes, storages_by_node
+from aotgrad.joint.saved_values import (
+    assigned_memory,
+    bytes_without_owner,
+    masks_of_nodes,
+    owners_of_memory,
+    saving_nodes,
+    storages_by_node,
+)
 from aotgrad.joint.segments import (
     NOTHING_FAILS,
     UNCUT,
@@ -140,6 +147,7 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, cuts: Cuts = UNCUT)
         memory=backward.memory,
         effects=backward.effects,
         saved_in_eager=backward.saved_in_eager & {*signature.inputs, *signature.outputs},
+        eager_bytes=backward.eager_bytes,
         passages=backward.passages,
         cut_forms=backward.cut_forms,
     )
@@ -167,7 +175,7 @@ def _number_collectives(graph: fx.Graph) -> None:
 class AppendedBackward:
     """The live tensor of each tangent, and the node of each gradient or `None`. All empty if there is no backward.
 
-    `memory`, `effects`, `saved_in_eager`, `passages` and `cut_forms`: see `JointGraph`.
+    `memory`, `effects`, `saved_in_eager`, `eager_bytes`, `passages` and `cut_forms`: see `JointGraph`.
     """
 
     tangents: dict[Tangent, torch.Tensor]
@@ -176,6 +184,7 @@ class AppendedBackward:
     memory: tuple[Place | Tangent, ...] = ()
     effects: tuple[frozenset[int], ...] = ()
     saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()
+    eager_bytes: int | None = None
     passages: Mapping[Gradient, Passage] = field(default_factory=dict)
     cut_forms: Mapping[SegmentBoundary, TensorForm] = field(default_factory=dict)
 
@@ -410,7 +419,12 @@ def with_saved_values(
     # A value saved in memory that an input is given may be the input.
     places = (each[storage] for storage in set().union(*saved.values()) for each in (owners, assigned) if storage in each)
     segments = tuple(replace(segment, saving=nodes) for segment, nodes in zip(appended.segments, saving, strict=True))
-    return replace(appended, segments=segments, saved_in_eager=frozenset(places))
+    return replace(
+        appended,
+        segments=segments,
+        saved_in_eager=frozenset(places),
+        eager_bytes=bytes_without_owner(saved, {*owners, *assigned}),
+    )
 
 
 def segmentation_or_whole(capture: Capture, outputs: Sequence[Result], segmentation: Segmentation | None) -> Segmentation:

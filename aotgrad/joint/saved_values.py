@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from aotgrad import torch_compat
 from aotgrad.ir import BackwardSegment, Capture, SavingNodes
 from aotgrad.joint.segments import Edge, Segmentation, edges_of, topological_order
@@ -68,18 +70,44 @@ def masks_of_nodes(
     return tangents, gradients
 
 
-def storages_by_node(segmentation: Segmentation, memory: Collection[int]) -> dict[Any, set[int]]:
-    """The storages of what each node that does not fail saves; see `saved_storages`."""
+def storages_by_node(segmentation: Segmentation, memory: Collection[int]) -> dict[Any, dict[int, int | None]]:
+    """The storages of what each node that does not fail saves, with their bytes; see `saved_storages`."""
     nodes = (node for node in segmentation.segment_of if node not in segmentation.failures)
     return {node: saved_storages(node, memory) for node in nodes}
 
 
-def saved_storages(node: Any, memory: Collection[int]) -> set[int]:
-    """The storages of the tensors that a node saved; for a custom function only those in `memory`."""
+def saved_storages(node: Any, memory: Collection[int]) -> dict[int, int | None]:
+    """The storages of the tensors that a node saved, with their bytes; for a custom function only those in `memory`."""
     if not torch_compat.is_custom_node(node):
-        return set(map(torch_compat.storage_id, torch_compat.saved_tensors(node)))
-    saved = torch_compat.saved_by_function(node) if memory else ()
-    return {torch_compat.storage_id(tensor) for tensor in saved if torch_compat.has_storage(tensor)}.intersection(memory)
+        return {torch_compat.storage_id(tensor): storage_bytes(tensor) for tensor in torch_compat.saved_tensors(node)}
+    saved = filter(torch_compat.has_storage, torch_compat.saved_by_function(node) if memory else ())
+    found = {torch_compat.storage_id(tensor): storage_bytes(tensor) for tensor in saved}
+    return {storage: found[storage] for storage in found.keys() & memory}
+
+
+def storage_bytes(tensor: torch.Tensor) -> int | None:
+    """The bytes of a traced tensor's storage, by the traced values of its sizes; `None` if one depends on data.
+
+    A wrapper subclass has no storage of its own, but those of its parts: `None`.
+    """
+    if torch_compat.is_wrapper_subclass(tensor):
+        return None
+    size = tensor.untyped_storage().nbytes()
+    return size if isinstance(size, int) else getattr(size.node, "hint", None)
+
+
+def bytes_without_owner(saved: Mapping[Any, Mapping[int, int | None]], owners: Collection[int]) -> int | None:
+    """The bytes that eager saves outside of the memory of inputs and results; `None` if they are unknown.
+
+    Args:
+        saved: the storages of what each node saves, with their bytes.
+        owners: the storages of inputs and results.
+    """
+    if any(map(torch_compat.hides_saved_tensors, saved)):
+        return None
+    storages = {storage: size for each in saved.values() for storage, size in each.items() if storage not in owners}
+    sizes = [size for size in storages.values() if size is not None]
+    return sum(sizes) if len(sizes) == len(storages) else None
 
 
 def bits_of_targets(gradients: Sequence[Gradient]) -> dict[GradientTarget | None, int]:

@@ -16,6 +16,7 @@ costs for backends that fuse ops into kernels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -97,6 +98,16 @@ def held_bytes(analysis: JointAnalysis, node: fx.Node) -> int:
     if node in analysis.copied:
         return sum(extent_bytes(tensor) for tensor in tensors_of(node))
     return bytes_kept_alive(node)
+
+
+def held_bytes_of(analysis: JointAnalysis, nodes: Iterable[fx.Node]) -> int:
+    return sum(held_bytes(analysis, node) for node in nodes)
+
+
+def eager_bytes(analysis: JointAnalysis) -> int | None:
+    """The bytes alive between the halves in eager; `None` if unknown."""
+    own = analysis.joint.eager_bytes
+    return None if own is None else own + held_bytes_of(analysis, analysis.saved_in_eager)
 
 
 def traffic(node: fx.Node) -> int:

@@ -5,6 +5,7 @@ In: a `Problem`. Out: `Solution`s. No torch.
     frontier = Frontier(problem)
     frontier.at(Rate(1, 4))         the exact minimum of  1 x bytes + 4 x time
     frontier.within(10_000_000)     the fastest solution found within so many bytes
+    frontier.at_most(Rate(1, 4), 9) the exact minimum again, unless it takes more bytes
 
 Each rate is one minimum cut. A value v is two nodes, v_in and v_out; the sink side means "available in the backward":
 
@@ -33,6 +34,7 @@ fastest that fits of a few, a branch, or a sequence of fillings.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Iterator
@@ -45,6 +47,7 @@ from aotgrad.partition.problem import NEVER, Problem, Solution
 SOURCE, SINK = 0, 1
 BRANCHES = 1  # values to branch on, one after another, before the search along the hull
 BRANCHES_UP_TO = 600  # values of a problem; in a larger one no single value matters much
+MOST_EXCHANGES = 16  # values, one of which is not saved
 MOST_MIXTURES = 64  # positions at which a mixture changes from one solution to the other
 TALL = 0.02  # of the time of the smallest solution: for taller steps of the hull, the search tries more
 
@@ -120,6 +123,17 @@ class Frontier:
             found.append(self._mixed(below, above, limit))
             found += [branch.within(limit, branches - 1) for branch in self._branches(below, above, branches)]
         return min((s for s in found if s.kept_bytes <= limit), key=lambda s: (s.time, s.kept_bytes))
+
+    def at_most(self, rate: Rate, limit: int) -> Solution:
+        """The minimum at one exchange rate, or the fastest solution found with at most `limit` bytes if it has more.
+
+        The minimum again, if no solution fits.
+        """
+        found = self.at(rate)
+        if found.kept_bytes <= limit:
+            return found
+        others = [self.within(limit), *self._without_one(found, rate, found.kept_bytes - limit)]
+        return min((other for other in others if other.kept_bytes <= limit), default=found, key=lambda s: s.rank)
 
     def corners(self) -> list[Solution]:
         """The corners of the hull, from the fewest bytes to the least time."""
@@ -218,6 +232,15 @@ class Frontier:
         never = replace(self.problem, savable=[s and k != largest for k, s in enumerate(self.problem.savable)])
         always = replace(self.problem, rerun=[NEVER if k == largest else t for k, t in enumerate(self.problem.rerun)])
         return [branch for branch in map(self.with_problem, (never, always)) if branch.is_solvable()]
+
+    def _without_one(self, solution: Solution, rate: Rate, excess: int) -> Iterator[Solution]:
+        """The minima at `rate` that do not save one of the values of a solution, of about as many bytes as are in excess."""
+        held = self.problem.held
+        saved = sorted(solution.saved, key=lambda value: abs(math.log(max(1, held[value]) / excess)))
+        for value in saved[:MOST_EXCHANGES]:
+            savable = [is_savable and k != value for k, is_savable in enumerate(self.problem.savable)]
+            with contextlib.suppress(Unsolvable):
+                yield self.with_problem(replace(self.problem, savable=savable)).at(rate)
 
     # -- one cut
 

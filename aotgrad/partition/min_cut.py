@@ -86,12 +86,15 @@ def cost_model(analysis: JointAnalysis, objective: Objective) -> CostModel:
 
 
 def without_budget(items: Items) -> Solution:
-    """The balanced solution, with no more bytes than if all values in `analysis.crossing` are saved."""
-    everything = sum(costs.held_bytes(items.analysis, node) for node in items.analysis.crossing)
+    """The balanced solution, with no more bytes than eager saves.
+
+    Eager's formulas may be other ones, so its bytes may be out of reach. Those of all values in `analysis.crossing` are not.
+    """
+    limits = [costs.eager_bytes(items.analysis), costs.held_bytes_of(items.analysis, items.analysis.crossing)]
 
     def balanced(frontier: AnyFrontier) -> Solution:
-        found = frontier.at(BALANCED)
-        return found if found.kept_bytes <= everything else frontier.within(everything)
+        found = [frontier.at_most(BALANCED, limit) for limit in sorted(limit for limit in limits if limit is not None)]
+        return min(found, key=lambda solution: solution.kept_bytes)
 
     return _expanded(items, balanced)
 

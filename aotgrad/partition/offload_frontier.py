@@ -76,6 +76,17 @@ class OffloadFrontier:
         fitting = [offer for offer in self.offers if offer.smallest().kept_bytes <= limit]
         return self._best(fitting, lambda frontier: frontier.within(limit), lambda found: found.rank)
 
+    def at_most(self, rate: Rate, limit: int) -> Solution:
+        """The best solution found at one exchange rate, or the fastest one with at most `limit` bytes if it has more."""
+        found = self.at(rate)
+        if found.kept_bytes <= limit:
+            return found
+
+        def excess_and_rank(solution: Solution) -> object:
+            return (max(solution.kept_bytes, limit), *solution.rank)
+
+        return self._best(self.offers, lambda frontier: frontier.at_most(rate, limit), excess_and_rank)
+
     def corners(self) -> list[Solution]:
         """The corners of the hulls of all offers, without those that another one beats, from the fewest bytes on."""
         found = [self._in_truth(corner) for offer in self.offers for corner in offer.corners()]

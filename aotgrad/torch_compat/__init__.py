@@ -103,6 +103,7 @@ from aotgrad.torch_compat.autograd import (
     graph_is_retained,
     has_saved_tensor_hooks,
     hidden_saved_tensor_hooks,
+    hides_saved_tensors,
     hooks_of_leaf,
     install_hooks_of_leaf,
     is_awaited,

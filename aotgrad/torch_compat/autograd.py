@@ -336,6 +336,13 @@ def is_refused_by_transforms(node: Any) -> bool:
     return function is not None and function.setup_context is torch.autograd.Function.setup_context
 
 
+def hides_saved_tensors(node: Any) -> bool:
+    """Whether a node that `saved_tensors` finds nothing in may have saved something."""
+    if isinstance(node, torch.autograd.function.BackwardCFunction):
+        return len(node._raw_saved_tensors) > 0
+    return type(node).__name__ in ("CopySlices", "CppFunction")
+
+
 def saves_a_value(node: Any, saved: Sequence[torch.Tensor] = ()) -> bool:
     """Whether a built-in node saved a tensor, so that it runs only once unless the graph is retained.
 

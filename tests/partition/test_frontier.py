@@ -95,6 +95,39 @@ def test_more_bytes_never_take_more_time(problem):
     assert times == sorted(times, reverse=True)
 
 
+@settings(max_examples=150, deadline=None)
+@given(problems(), st.integers(1, 20), st.integers(1, 20))
+def test_the_minimum_at_a_rate_is_kept_unless_it_exceeds_the_limit(problem, bytes_rate, time_rate):
+    frontier, rate = Frontier(problem), Rate(bytes_rate, time_rate)
+    minimum, lowest = frontier.at(rate), frontier.smallest().kept_bytes
+    for limit in range(lowest - 1, minimum.kept_bytes + 2):
+        found = frontier.at_most(rate, limit)
+        assert problem.is_legal(found)
+        assert (found == minimum) == (not lowest <= limit < minimum.kept_bytes)
+        if found != minimum:
+            assert found.kept_bytes <= limit and found.rank <= frontier.within(limit).rank
+
+
+def test_a_slight_excess_goes_with_one_value_less():
+    """Logits and two reductions are saved for a softmax, which takes 64 bytes more than to save the softmax."""
+    large, reduction = 1_000_000, 20_000
+    problem = Problem(
+        held=[0, 320, 32, 32, 320, *[8192] * 3],
+        saving=[0, 0, 0, 0, 14_000, *[0] * 3],
+        savable=[True] * 8,
+        rerun=[NEVER, NEVER, reduction, reduction, 10, *[large] * 3],
+        state=[0] * 8,
+        parents=[[], [], [1], [1, 2], [1, 2, 3], *[[0]] * 3],
+        wanted=[4, 5, 6, 7],
+    )
+    frontier, rate = Frontier(problem), Rate(1, 1)
+    minimum = frontier.at(rate)
+    assert (minimum.saved, minimum.kept_bytes) == ({1, 2, 3, 5, 6, 7}, 24_960)
+    found = frontier.at_most(rate, minimum.kept_bytes - 1)
+    assert (found.saved, found.time) == ({4, 5, 6, 7}, 14_000)
+    assert frontier.within(minimum.kept_bytes - 1).time > reduction
+
+
 def test_a_limit_that_nothing_fits_gives_the_smallest():
     problem = Problem([5], [0], [True], [NEVER], [0], [[]], [0])
     assert Frontier(problem).within(3).kept_bytes == 5

@@ -617,3 +617,23 @@ def test_saved_by_node():
     result = x.exp()
     (saved,) = compat.saved_by_node(result.grad_fn)
     assert compat.storage_id(saved) == compat.storage_id(result)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 2
+
+
+def test_nodes_that_hide_what_they_save():
+    x = torch.ones(2, requires_grad=True)
+    changed = x.clone()
+    changed[0] = 2
+    assert compat.hides_saved_tensors(changed.grad_fn)
+    assert compat.hides_saved_tensors(SavesItsOutput.apply(x).grad_fn)
+    assert not compat.hides_saved_tensors(Doubled.apply(x).grad_fn)
+    assert not compat.hides_saved_tensors(x.exp().grad_fn)
