@@ -4,12 +4,12 @@
     python scripts/bench/backward.py --only heads selection --markdown backward.md
 
 The candidates take turns in one process; medians of processor time are compared. All graphs run as plain FX code
-("eager halves"), so only the choice of gradients and their order differ.
+("eager halves"), so only the choice of gradients and their order differ. *floor* is the backward graph alone, or the graphs
+of a step; the largest op of the backward; and two comparisons in place of a choice.
 """
 
 import argparse
 import statistics
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +19,14 @@ from typing import Any
 import functorch.compile
 import torch
 import torch.nn.functional as F
+from graph_calls import GraphCalls, recorded
+from live_bytes import LiveBytes
 from tabulate import tabulate
 from timing import add_threads, median_seconds, now
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import aotgrad
+from aotgrad.backends import get
 from aotgrad.backends.eager import compile_eager
 from aotgrad.runtime import autograd
 
@@ -76,7 +78,16 @@ def candidates(function: Function) -> dict[str, Function]:
     }
 
 
-def against_eager(title: str, forwards: Mapping[str, Callable[[], Backward]]) -> Table:
+def against_eager(title: str, function: Function, inputs: Sequence[Tensor], backward_of: Callable) -> Table:
+    """`backward_of(function, inputs)` runs a forward and returns its backward."""
+
+    def compiled(graphs: GraphCalls) -> Callable[[], None]:
+        call = aotgrad.aot_function(function, graphs)
+        return lambda: backward_of(call, inputs)()
+
+    graphs = recorded(get("eager"), compiled)
+    forwards: dict[str, Callable[[], Backward]] = {"floor": lambda: graphs.replay_last}
+    forwards = {name: partial(backward_of, each, inputs) for name, each in candidates(function).items()} | forwards
     seconds = backward_seconds(forwards)
     times = [f"{seconds[name] / MILLISECONDS:.2f}" for name in forwards]
     ratios = [f"{seconds[name] / seconds['eager']:.2f}" for name in forwards]
@@ -93,8 +104,7 @@ def one_head_used(function: Function, inputs: Sequence[Tensor]) -> Backward:
 
 def measure_heads() -> Table:
     inputs = [torch.randn(512, 512, requires_grad=True) for _ in range(17)]
-    forwards = {name: partial(one_head_used, function, inputs) for name, function in candidates(heads).items()}
-    return against_eager("8 heads of two matrix products, one used", forwards)
+    return against_eager("8 heads of two matrix products, one used", heads, inputs, one_head_used)
 
 
 def layers(x: Tensor, *weights: Tensor) -> Tensor:
@@ -109,8 +119,7 @@ def gradient_of_input(function: Function, inputs: Sequence[Tensor]) -> Backward:
 
 def measure_inputs() -> Table:
     inputs = [torch.randn(512, 512, requires_grad=True) for _ in range(9)]
-    forwards = {name: partial(gradient_of_input, function, inputs) for name, function in candidates(layers).items()}
-    return against_eager("`autograd.grad(y, x)` through an 8-layer MLP", forwards)
+    return against_eager("`autograd.grad(y, x)` through an 8-layer MLP", layers, inputs, gradient_of_input)
 
 
 # --- Variant selection -----------------------------------------------------------------------------------------------
@@ -120,16 +129,22 @@ def summed(*inputs: Tensor) -> Tensor:
     return torch.stack(inputs).sum(0)
 
 
-def seconds_of_selection(count: int) -> float:
+def is_known(tangent: Tensor | None, wanted: int, expected: int) -> bool:
+    """The least that selects a variant."""
+    return tangent is not None and wanted == expected
+
+
+def seconds_of_selection(count: int) -> dict[str, float]:
     """Seconds that the node of a function of so many inputs takes to select a variant: all tangents, all gradients."""
-    found: list[float] = []
+    found: list[dict[str, float]] = []
 
     def timed(graph: torch.fx.GraphModule, _: object) -> Function:
         def run(*values: Tensor) -> object:
             (node,) = compiled.plans()[0].executable.backwards
             select = partial(autograd.is_known_full, (values[-1],), node)
-            seconds = median_seconds({"select": select, "nothing": lambda: None})
-            found.append(seconds["select"] - seconds["nothing"])
+            floor = partial(is_known, values[-1], 2**count - 1, 2**count - 1)
+            seconds = median_seconds({"aotgrad": select, "floor": floor, "nothing": lambda: None})
+            found.append({side: seconds[side] - seconds["nothing"] for side in ("aotgrad", "floor")})
             return graph.forward(*values)
 
         return aotgrad.make_boxed_func(run)
@@ -140,8 +155,9 @@ def seconds_of_selection(count: int) -> float:
 
 
 def measure_selection() -> Table:
-    rows = [[f"{count} inputs", f"{seconds_of_selection(count) / MICROSECONDS:.2f}"] for count in (3, 100)]
-    return Table("Choosing the variant of a plain backward (µs)", ("", "aotgrad"), rows)
+    found = {count: seconds_of_selection(count) for count in (3, 100)}
+    rows = [[f"{n} inputs", *(f"{time / MICROSECONDS:.2f}" for time in seconds.values())] for n, seconds in found.items()]
+    return Table("Choosing the variant of a plain backward (µs)", ("", "aotgrad", "floor"), rows)
 
 
 # --- Streaming -------------------------------------------------------------------------------------------------------
@@ -191,59 +207,52 @@ def timed_step(model: nn.Module, x: Tensor) -> tuple[float, float]:
     return end - started, (first[0] - middle) / (end - middle)
 
 
+def graphs_of_a_step(x: Tensor) -> Callable[[], tuple[float, float]]:
+    """Times the graphs of a step alone, as `timed_step`; a gradient can come at once."""
+
+    def compiled(graphs: GraphCalls) -> Callable[[], None]:
+        model = aotgrad.aot_module(Encoder(), graphs)
+        return lambda: model(x).backward()
+
+    graphs = recorded(get("eager"), compiled)
+
+    def run() -> tuple[float, float]:
+        started = now()
+        graphs.replay()
+        return now() - started, 0.0
+
+    return run
+
+
 def measure_streaming() -> Table:
     models, x = streaming_models(), torch.randn(8, 64, 128)
-    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+    steps_of = {name: partial(timed_step, model, x) for name, model in models.items()} | {"floor": graphs_of_a_step(x)}
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in steps_of}
     for number in range(ROUNDS + 3):
-        for name, model in models.items():
-            sample = timed_step(model, x)
+        for name, step in steps_of.items():
+            sample = step()
             if number >= 3:
                 samples[name].append(sample)
     steps = {name: statistics.median(step for step, _ in taken) for name, taken in samples.items()}
     shares = {name: statistics.median(share for _, share in taken) for name, taken in samples.items()}
     few = torch.randn(1, 16, 128)  # Gradients are then most of the memory. The peer keeps the sizes of its first call.
-    peaks = {name: min(peak_of_fused_step(model, few) for _ in range(3)) for name, model in streaming_models().items()}
-    allocated = [f"{peaks[name] / MEGABYTES:.2f}" for name in models]
+    found = {name: [memory_of_fused_step(model, few) for _ in range(3)] for name, model in streaming_models().items()}
+    allocated = {name: min(memory.peak for memory in memories) for name, memories in found.items()}
+    allocated["floor"] = min(memory.largest for memory in found["eager"])
     rows = [
-        ["first gradient after, of the backward", *(f"{100 * shares[name]:.0f} %" for name in models)],
-        ["training step (ms)", *(f"{steps[name] / MILLISECONDS:.1f}" for name in models)],
-        ["training step relative to K=1", *(f"{steps[name] / steps['K=1']:.2f}" for name in models)],
-        ["allocated by the backward, optimizer in it, 16 tokens (MB)", *allocated],
+        ["first gradient after, of the backward", *(f"{100 * share:.0f} %" for share in shares.values())],
+        ["training step (ms)", *(f"{seconds / MILLISECONDS:.1f}" for seconds in steps.values())],
+        ["training step relative to K=1", *(f"{seconds / steps['K=1']:.2f}" for seconds in steps.values())],
+        [
+            "allocated by the backward, optimizer in it, 16 tokens (MB)",
+            *(f"{n / MEGABYTES:.2f}" for n in allocated.values()),
+        ],
     ]
-    return Table(f"Gradients as they come: a transformer of {LAYERS} layers", ("", *models), rows)
+    return Table(f"Gradients as they come: a transformer of {LAYERS} layers", ("", *models, "floor"), rows)
 
 
-class LiveBytes(TorchDispatchMode):
-    """The memory of storages that ops made, now and at most."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live = self.peak = 0
-        self.known: set[int] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for value in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(value, Tensor) and not func.is_view and not func._schema.is_mutable:
-                self.watch(value.untyped_storage())
-        return result
-
-    def watch(self, storage: torch.UntypedStorage) -> None:
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.known:
-            return
-        self.known.add(key)
-        self.live += size
-        self.peak = max(self.peak, self.live)
-        weakref.finalize(storage, self.freed, key, size)
-
-    def freed(self, key: int, size: int) -> None:
-        self.known.discard(key)
-        self.live -= size
-
-
-def peak_of_fused_step(model: nn.Module, x: Tensor) -> int:
-    """Peak memory of a backward that updates each parameter and frees its gradient at once.
+def memory_of_fused_step(model: nn.Module, x: Tensor) -> LiveBytes:
+    """The memory of a backward that updates each parameter and frees its gradient at once.
 
     The forward runs outside of the mode: a call under a mode runs eagerly.
     """
@@ -260,7 +269,7 @@ def peak_of_fused_step(model: nn.Module, x: Tensor) -> int:
         loss.backward()
     for handle in handles:
         handle.remove()
-    return memory.peak
+    return memory
 
 
 MEASUREMENTS: dict[str, Callable[[], Table]] = {

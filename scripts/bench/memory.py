@@ -5,7 +5,8 @@
 
 A step is forward and backward. Each model runs in eager, in eager with `torch.utils.checkpoint` around each of its blocks,
 and compiled with each budget. Peaks are those of the CPU's allocator, above what is allocated before the step; gradients
-are part of them. `simulated` is the partitioner's estimate for the same halves. Times are CPU seconds, medians of steps in
+are part of them. The floor is the time of the compiled graphs alone without a budget, and the memory of the largest op or of
+all gradients. `simulated` is the partitioner's estimate for the same halves. Times are CPU seconds, medians of steps in
 turns.
 """
 
@@ -22,6 +23,8 @@ from typing import Any
 from unittest import mock
 
 import torch
+from graph_calls import GraphCalls, recorded
+from live_bytes import least_peak
 from partition_models import Block, ResidualMLP, Transformer, UNet
 from tabulate import tabulate
 from timing import add_threads, now
@@ -30,6 +33,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from aotgrad import pipeline
+from aotgrad.backends import get
 from aotgrad.ir import JointGraph, Partition
 from aotgrad.partition import Objective, partition
 from aotgrad.partition.graphs import analyze_joint
@@ -43,6 +47,7 @@ BUDGETS: dict[str, dict[str, Any]] = {
     "fifth of the bytes": {"memory_budget": 0.2},
     "0.7 of the peak": {"memory_budget": 0.7, "memory_budget_of": "peak"},
 }
+FLOOR = "floor"
 LENGTH, WORDS = 512, 2000
 
 
@@ -97,8 +102,21 @@ def measure(workload: Workload, backend: str, rounds: int) -> dict[str, Measured
     steps = {name: functools.partial(step, model, workload.inputs) for name, model in models.items()}
     expected = {name: first_step(run) for name, run in steps.items()}
     peaks = {name: peak_of(model, workload.inputs) for name, model in models.items()}
-    seconds = cpu_seconds(steps, rounds)
-    return {name: Measured(seconds[name], peaks[name], expected[name]) for name in steps}
+    peaks[FLOOR] = least_peak(functools.partial(step, models["eager"], workload.inputs))
+    seconds = cpu_seconds({**steps, FLOOR: graphs_of(workload, backend).replay}, rounds)
+    return {name: Measured(seconds[name], peaks[name], expected.get(name)) for name in (*steps, FLOOR)}
+
+
+def graphs_of(workload: Workload, backend: str) -> GraphCalls:
+    """The graphs of a step without a budget."""
+    model = copy.deepcopy(workload.model)
+
+    def compiled(graphs: GraphCalls) -> Callable[[], None]:
+        model.compile(backend=graphs.for_dynamo())
+        return functools.partial(step, model, workload.inputs)
+
+    torch.compiler.reset()
+    return recorded(get("eager" if backend == "aotgrad_eager" else "inductor"), compiled)
 
 
 def checkpointed(workload: Workload) -> nn.Module:

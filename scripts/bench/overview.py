@@ -5,17 +5,27 @@
 
 The peer is `functorch.compile.aot_function` and `aot_module` with pass-through compilers, and `torch.compile` with
 `aot_eager` and `inductor`. Both sides run the same public API on the same models in one process, in turns. Ratios are
-peer over aotgrad: above 1, aotgrad is faster or smaller.
+peer over aotgrad: above 1, aotgrad is faster or smaller. The floor is what is left if one part takes nothing:
+
+    from capture to plan    the function on fake tensors alone; Dynamo alone
+    one call                a node in C++ that cannot be hooked, retained or differentiated (`bare_node.cpp`)
+    saved                   everything that can be is recomputed (`memory_budget` 0)
+    a step                  the compiled graphs alone
+    first step, Inductor    Inductor's compilation of the graphs
 """
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import functorch.compile
 import torch
+from capture import run_on_fakes
+from graph_calls import GraphCalls, recorded
 from models import Workload, workloads
+from native import extension
 from saved_bytes import saved_bytes
 from tabulate import tabulate
 from timing import add_threads, environment, first_call_seconds, median_seconds
@@ -23,10 +33,11 @@ from torch import Tensor, nn
 from torch._inductor.utils import fresh_cache
 
 import aotgrad
+from aotgrad.backends import get
 
 Function = Callable[..., Tensor]
 Compiler = Callable[[nn.Module], Function]
-Measured = Mapping[str, float]  # By candidate: "peer", "aotgrad" and, where it is informative, "eager".
+Measured = Mapping[str, float]  # By candidate: "peer", "aotgrad", "floor" and, where it is informative, "eager".
 
 CAPTURE_ROUNDS = 3
 INDUCTOR_ROUNDS = 1  # A cold compilation takes ten seconds and more.
@@ -37,18 +48,18 @@ KILOBYTES = 1e3
 
 @dataclass
 class Table:
-    """Lines of eager's number, the peer's, aotgrad's and the ratio of the last two."""
+    """Lines of eager's number, the peer's, aotgrad's, the ratio of the last two, and the floor."""
 
     title: str
     rows: list[list[str]] = field(default_factory=list)
 
     def add(self, name: str, measured: Measured, unit: float) -> None:
         cells = [f"{measured[side] / unit:.2f}" if side in measured else "" for side in ("eager", "peer", "aotgrad")]
-        self.rows.append([name, *cells, f"{measured['peer'] / measured['aotgrad']:.2f}"])
+        self.rows.append([name, *cells, f"{measured['peer'] / measured['aotgrad']:.2f}", f"{measured['floor'] / unit:.2f}"])
 
     def markdown(self) -> str:
-        headers = ["", "eager", "peer", "aotgrad", "ratio"]
-        align = ("left", *["right"] * 4)
+        headers = ["", "eager", "peer", "aotgrad", "ratio", "floor"]
+        align = ("left", *["right"] * 5)
         body = tabulate(self.rows, headers, tablefmt="github", disable_numparse=True, colalign=align)
         return f"**{self.title}**\n\n{body}"
 
@@ -70,6 +81,19 @@ SAVE_ALL = aot_modules(functorch.compile.default_partition, aotgrad.default_part
 MIN_CUT = aot_modules(functorch.compile.min_cut_rematerialization_partition, aotgrad.min_cut_rematerialization_partition)
 DYNAMO_EAGER = dynamo("aot_eager", "aotgrad_eager")
 DYNAMO_INDUCTOR = dynamo("inductor", "aotgrad")
+DYNAMO_ALONE = partial(torch.compile, backend="eager")
+
+
+def saving_least(model: nn.Module) -> Function:
+    return aotgrad.aot_module(model, aotgrad.nop, options={"memory_budget": 0.0})
+
+
+def module_through(backend: Any, model: nn.Module) -> Function:
+    return aotgrad.aot_module(model, backend)
+
+
+def dynamo_through(backend: GraphCalls, model: nn.Module) -> Function:
+    return torch.compile(model, backend=backend.for_dynamo())
 
 
 def train_step(model: Function, inputs: Sequence[Tensor]) -> None:
@@ -86,8 +110,9 @@ def first_step_seconds(workload: Workload, compilers: Mapping[str, Compiler], ro
     return first_call_seconds({side: partial(fresh_step, compiler) for side, compiler in compilers.items()}, rounds)
 
 
-def step_seconds(models: Mapping[str, Function], inputs: Sequence[Tensor]) -> Measured:
-    return median_seconds({side: partial(train_step, model, inputs) for side, model in models.items()})
+def step_seconds(models: Mapping[str, Function], inputs: Sequence[Tensor], graphs: GraphCalls) -> Measured:
+    steps = {side: partial(train_step, model, inputs) for side, model in models.items()}
+    return median_seconds({**steps, "floor": graphs.replay})
 
 
 def saved_by_models(models: Mapping[str, Function], workload: Workload) -> Measured:
@@ -108,9 +133,11 @@ def trained_once(workload: Workload, compilers: Mapping[str, Compiler]) -> dict[
 def measure_capture() -> Table:
     table = Table("From capture to plan: the first step with eager halves (s)")
     for workload in workloads():
-        for name, compilers in {"aot_module": MIN_CUT, "torch.compile": DYNAMO_EAGER}.items():
-            seconds = first_step_seconds(workload, compilers, CAPTURE_ROUNDS)
-            table.add(f"{workload.name}, {name}", seconds, SECONDS)
+        seconds = first_step_seconds(workload, MIN_CUT, CAPTURE_ROUNDS)
+        floor = median_seconds({"floor": partial(run_on_fakes, workload.model, workload.inputs)}, CAPTURE_ROUNDS)
+        table.add(f"{workload.name}, aot_module", {**seconds, **floor}, SECONDS)
+        seconds = first_step_seconds(workload, {**DYNAMO_EAGER, "floor": DYNAMO_ALONE}, CAPTURE_ROUNDS)
+        table.add(f"{workload.name}, torch.compile", seconds, SECONDS)
     return table
 
 
@@ -154,8 +181,24 @@ def call_seconds(function: Function, inputs: Sequence[Tensor], call: Callable) -
         "eager": function,
         "peer": functorch.compile.aot_function(function, functorch.compile.nop),
         "aotgrad": aotgrad.aot_function(function, aotgrad.nop),
+        "floor": by_hand(function, inputs),
     }
     return median_seconds({side: partial(call, candidate, inputs) for side, candidate in candidates.items()})
+
+
+def by_hand(function: Function, inputs: Sequence[Tensor]) -> Function:
+    """The graphs of a function in a bare node."""
+
+    def compiled(graphs: GraphCalls) -> Callable[[], None]:
+        return partial(call_and_backward, aotgrad.aot_function(function, graphs), inputs)
+
+    (forward, _), (backward, _) = recorded(get("eager"), compiled).calls
+
+    def call(*args: Tensor) -> Tensor:
+        values = extension("bare_node").call(forward, backward, 1, args) if torch.is_grad_enabled() else forward([*args])
+        return values[0]
+
+    return call
 
 
 def measure_overhead() -> Table:
@@ -169,18 +212,29 @@ def measure_overhead() -> Table:
 
 def measure_steps() -> Table:
     table = Table("A training step, forward + backward, with eager halves (ms)")
+    ways = {"aot_module": (MIN_CUT, module_through), "torch.compile": (DYNAMO_EAGER, dynamo_through)}
     for workload in workloads():
-        for name, compilers in {"aot_module": MIN_CUT, "torch.compile": DYNAMO_EAGER}.items():
+        for name, (compilers, through) in ways.items():
             models = trained_once(workload, compilers)
-            table.add(f"{workload.name}, {name}", step_seconds(models, workload.inputs), MILLISECONDS)
+            graphs = graphs_of(workload, "eager", through)
+            table.add(f"{workload.name}, {name}", step_seconds(models, workload.inputs, graphs), MILLISECONDS)
     return table
+
+
+def graphs_of(workload: Workload, backend: str, through: Callable[[GraphCalls, nn.Module], Function]) -> GraphCalls:
+    """The graphs of a step of a model that is compiled `through` a frontend."""
+
+    def compiled(graphs: GraphCalls) -> Callable[[], None]:
+        return partial(train_step, through(graphs, workload.fresh_model()), workload.inputs)
+
+    return recorded(get(backend), compiled)
 
 
 def measure_saved() -> Table:
     table = Table("Saved for the backward (kB)")
     for workload in workloads():
         for name, compilers in {"save all": SAVE_ALL, "min cut": MIN_CUT, "torch.compile": DYNAMO_EAGER}.items():
-            models = trained_once(workload, compilers)
+            models = trained_once(workload, {**compilers, "floor": saving_least})
             table.add(f"{workload.name}, {name}", saved_by_models(models, workload), KILOBYTES)
     return table
 
@@ -203,9 +257,14 @@ def measure_inductor() -> Table:
     table = Table("torch.compile with Inductor")
     load_inductor()
     for workload in workloads():
-        table.add(f"{workload.name}, first step with cold caches (s)", cold_step_seconds(workload), SECONDS)
+        cold = cold_step_seconds(workload)
+        with fresh_cache():
+            graphs = graphs_of(workload, "inductor", dynamo_through)
+        name = f"{workload.name}, first step with cold caches (s)"
+        table.add(name, {**cold, "floor": sum(graphs.compilations)}, SECONDS)
         models = trained_once(workload, DYNAMO_INDUCTOR)
-        table.add(f"{workload.name}, step (ms)", step_seconds(models, workload.inputs), MILLISECONDS)
+        table.add(f"{workload.name}, step (ms)", step_seconds(models, workload.inputs, graphs), MILLISECONDS)
+        models["floor"] = saving_least(workload.fresh_model())
         table.add(f"{workload.name}, saved (kB)", saved_by_models(models, workload), KILOBYTES)
     return table
 

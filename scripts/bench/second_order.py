@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from small_models import GraphCalls
+from graph_calls import GraphCalls, recorded
 from tabulate import tabulate
 from timing import add_threads, median_seconds
 from torch import nn
@@ -64,12 +64,11 @@ def candidates(model: nn.Module) -> dict[str, Callable]:
 
 def graphs_alone(model: nn.Module, parameters: list[torch.Tensor], x: torch.Tensor, backward: bool) -> Callable[[], None]:
     """The graphs of a step, compiled by Inductor."""
-    graphs = GraphCalls(get("inductor"))
-    run = aotgrad.aot_module(model, graphs)
-    for _ in range(3):
-        graphs.calls.clear()
-        step(run, parameters, x, backward)
-    return graphs.replay
+
+    def compiled(graphs: GraphCalls) -> Callable[[], torch.Tensor]:
+        return functools.partial(step, aotgrad.aot_module(model, graphs), parameters, x, backward)
+
+    return recorded(get("inductor"), compiled).replay
 
 
 def check(run: Callable, parameters: list[torch.Tensor], expected: list[torch.Tensor | None]) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from small_models import GraphCalls
+from graph_calls import GraphCalls, recorded
 from tabulate import tabulate
 from timing import add_threads, environment, median_seconds
 from torch import Tensor
@@ -149,12 +149,11 @@ def gradients(function: Function, inputs: tuple[Tensor, Tensor], tangents: dict[
 
 def graphs_alone(function: Function, run: Callable[[Function], None]) -> Callable[[], None]:
     """The compiled graphs of a call."""
-    graphs = GraphCalls(get("inductor"))
-    call = aotgrad.aot_function(function, graphs, options={"min_graph_ops": COMPILED})
-    for _ in range(2):
-        graphs.calls.clear()
-        run(call)
-    return graphs.replay
+
+    def compiled(graphs: GraphCalls) -> Callable[[], None]:
+        return partial(run, aotgrad.aot_function(function, graphs, options={"min_graph_ops": COMPILED}))
+
+    return recorded(get("inductor"), compiled).replay
 
 
 def beside_peer(function: Function, run: Callable[[Function], None]) -> list[str]:

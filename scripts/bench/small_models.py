@@ -19,11 +19,12 @@ import argparse
 import itertools
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
+from graph_calls import GraphCalls, recorded
 from tabulate import tabulate
 from timing import add_threads, environment, median_seconds
 from torch import Tensor, nn
@@ -31,9 +32,7 @@ from torch.func import functional_call
 
 import aotgrad
 from aotgrad.backends import get
-from aotgrad.backends.base import PartitionCompiler, WrappedBackend
-from aotgrad.debug.programs import copy_value
-from aotgrad.ir import BoxedCallable, Compiled, Partition
+from aotgrad.backends.base import PartitionCompiler
 
 Parameters = Mapping[str, Tensor]
 Network = Callable[[Parameters, Tensor], Tensor]
@@ -117,29 +116,6 @@ PROGRAMS = {
 }
 
 
-@dataclass(frozen=True)
-class GraphCalls(WrappedBackend):
-    """Compiles as another backend, and records the calls of its graphs while `calls` is a list."""
-
-    calls: list[tuple[BoxedCallable, list[Any]]] = field(default_factory=list)
-
-    def compile_partition(self, partition: Partition, static_inputs: frozenset[int]) -> Compiled:
-        compiled = self.backend.compile_partition(partition, static_inputs)
-        recorded = Compiled(compiled.backend, self.recorded(compiled.forward), compiled.compile_backward)
-        return recorded.with_backward(lambda compile: lambda half: self.recorded(compile(half)))
-
-    def recorded(self, graph: BoxedCallable) -> BoxedCallable:
-        def run(args: list) -> Any:
-            self.calls.append((graph, [copy_value(value) for value in args]))
-            return graph(args)
-
-        return run
-
-    def replay(self) -> None:
-        for graph, args in self.calls:
-            graph(list(args))
-
-
 def steps(program: Program, backend: str) -> dict[str, Callable[[], list[Tensor | None]]]:
     """A step by the way that it is compiled."""
     torch.manual_seed(0)
@@ -166,16 +142,14 @@ def steps(program: Program, backend: str) -> dict[str, Callable[[], list[Tensor 
 
 def replay(step: Callable, loss: Any, backend: PartitionCompiler, module: nn.Module) -> Callable[[], Any]:
     """The compiled graphs of a step alone."""
-    graphs = GraphCalls(backend)
-    if isinstance(loss, Program):
-        compiled = aotgrad.aot_module(module, graphs)
-        run = partial(step, partial(loss.loss, lambda parameters, x: functional_call(compiled, dict(parameters), (x,))))
-    else:
-        run = partial(step, aotgrad.aot_function(loss, graphs))
-    for _ in range(3):
-        graphs.calls.clear()
-        run()
-    return graphs.replay
+
+    def compiled(graphs: GraphCalls) -> Callable[[], Any]:
+        if not isinstance(loss, Program):
+            return partial(step, aotgrad.aot_function(loss, graphs))
+        network = aotgrad.aot_module(module, graphs)
+        return partial(step, partial(loss.loss, lambda parameters, x: functional_call(network, dict(parameters), (x,))))
+
+    return recorded(backend, compiled).replay
 
 
 def row(name: str, backend: str, rounds: int) -> list[object]:

@@ -4,14 +4,16 @@
     python scripts/bench/step_memory.py --only unet gpt6 --markdown
 
 A step is forward and backward; gradients are set to `None` before it. Peaks are those of the CPU's allocator, above what is
-allocated before the step. The peer is `aot_eager`.
+allocated before the step. The peer is `aot_eager`. *floor* is what no order of the ops can do without: the largest op's
+inputs and results, or all gradients.
 """
 
 import argparse
 import copy
 
 import torch
-from memory import peak_of
+from live_bytes import least_peak
+from memory import peak_of, step
 from step_models import STEPS
 from tabulate import tabulate
 from timing import add_threads, environment
@@ -27,13 +29,15 @@ def peaks_of(name: str) -> dict[str, int]:
     models = {"eager": model} | {side: copy.deepcopy(model) for side in BACKENDS}
     for side, backend in BACKENDS.items():
         models[side].compile(backend=backend)
-    return {side: peak_of(each, inputs) for side, each in models.items()}
+    peaks = {side: peak_of(each, inputs) for side, each in models.items()}
+    model.zero_grad(set_to_none=True)
+    return {**peaks, "floor": least_peak(lambda: step(model, inputs))}
 
 
 def row(name: str) -> list[str]:
     peaks = peaks_of(name)
-    megabytes = [f"{peak / 1e6:.3f}" for peak in peaks.values()]
-    return [name, *megabytes, *(f"{peaks[side] / peaks['eager']:.2f}" for side in BACKENDS)]
+    megabytes = [f"{peaks[side] / 1e6:.3f}" for side in ("eager", *BACKENDS)]
+    return [name, *megabytes, *(f"{peaks[side] / peaks['eager']:.2f}" for side in (*BACKENDS, "floor"))]
 
 
 def main() -> None:
@@ -43,10 +47,10 @@ def main() -> None:
     add_threads(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    headers = ["peak (MB)", "eager", "peer", "aotgrad", "peer / eager", "aotgrad / eager"]
+    headers = ["peak (MB)", "eager", "peer", "aotgrad", "peer / eager", "aotgrad / eager", "floor / eager"]
     tablefmt = "github" if arguments.markdown else "simple"
     print(f"{environment()}\n")
-    print(tabulate(map(row, arguments.only), headers, tablefmt, disable_numparse=True, colalign=["left", *["right"] * 5]))
+    print(tabulate(map(row, arguments.only), headers, tablefmt, disable_numparse=True, colalign=["left", *["right"] * 6]))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 
 The model is a chain of small linear layers, so that the time is that of the host. AdamW updates it; `lr` changes at each
 step, as with a schedule. Candidates take turns in one process. The first steps, which compile, are timed apart, with cold
-caches of Inductor; a step of an optimizer has two graphs, without and with its state.
+caches of Inductor; a step of an optimizer has two graphs, without and with its state. *floor* is the compiled graph of a
+step alone, over eager.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ import time
 from collections.abc import Callable
 
 import torch
+from graph_calls import recorded
 from tabulate import tabulate
 from timing import add_threads, environment, median_seconds
 from torch import nn
 from torch._inductor.utils import fresh_cache
 
 import aotgrad
+from aotgrad.backends import get
+from aotgrad.backends.base import AnyBackend
 
 WIDTH, ROWS = 16, 8
 
@@ -57,9 +61,14 @@ def training(parameters: int, compile_parts: Callable = lambda part: part) -> tu
 
 def candidate(kind: str, parameters: int) -> Step:
     """One step with its schedule."""
+    return running(kind, parameters, BACKENDS.get(kind))
+
+
+def running(kind: str, parameters: int, backend: AnyBackend | None) -> Step:
+    """One step with its schedule, compiled by a backend of `train_step` if there is one."""
     step, state, schedule = training(parameters, torch.compile if kind == PARTS else lambda part: part)
-    if kind in BACKENDS:
-        step = aotgrad.train_step(step, state, backend=BACKENDS[kind])
+    if backend is not None:
+        step = aotgrad.train_step(step, state, backend=backend)
     x, y = torch.randn(ROWS, WIDTH), torch.randn(ROWS, WIDTH)
 
     def run() -> object:
@@ -74,6 +83,11 @@ BACKENDS = {"train_step, eager halves": "eager", "train_step, Inductor": "induct
 KINDS = (EAGER, PARTS, *BACKENDS)
 
 
+def graphs_alone(kind: str, parameters: int) -> Callable[[], None]:
+    torch._dynamo.reset()
+    return recorded(get(BACKENDS[kind]), lambda graphs: running(kind, parameters, graphs)).replay
+
+
 def rows(parameters: int) -> list[list[str]]:
     steps, first = {}, {}
     for kind in KINDS:
@@ -84,13 +98,16 @@ def rows(parameters: int) -> list[list[str]]:
             for _ in range(2):
                 steps[kind]()
             first[kind] = time.perf_counter() - started
-    seconds = median_seconds(steps)
+    alone = {kind: graphs_alone(kind, parameters) for kind in BACKENDS}
+    seconds = median_seconds({**steps, **{f"floor of {kind}": run for kind, run in alone.items()}})
+    floors = {kind: f"{seconds[f'floor of {kind}'] / seconds[EAGER]:.2f}" for kind in BACKENDS}
     return [
         [
             f"{parameters} parameters: {kind}",
             f"{seconds[kind] * 1e3:.2f}",
             f"{seconds[kind] / seconds[EAGER]:.2f}",
             f"{seconds[kind] / seconds[PARTS]:.2f}",
+            floors.get(kind, ""),
             f"{first[kind]:.1f}",
         ]
         for kind in KINDS
@@ -105,8 +122,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     found = [row for parameters in arguments.parameters for row in rows(parameters)]
-    headers = ["", "step (ms)", "over eager", "over compiled parts", "first two steps (s)"]
-    align = ("left", *["right"] * 4)
+    headers = ["", "step (ms)", "over eager", "over compiled parts", "floor", "first two steps (s)"]
+    align = ("left", *["right"] * 5)
     style = "github" if arguments.markdown else "simple"
     print(f"{environment()}; medians\n")
     print(tabulate(found, headers, tablefmt=style, disable_numparse=True, colalign=align))
