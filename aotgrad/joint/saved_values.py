@@ -79,13 +79,13 @@ def storages_by_node(segmentation: Segmentation, memory: Collection[int]) -> dic
 def saved_storages(node: Any, memory: Collection[int]) -> dict[int, int | None]:
     """The storages of the tensors that a node saved, with their bytes; for a custom function only those in `memory`."""
     if not torch_compat.is_custom_node(node):
-        return {torch_compat.storage_id(tensor): storage_bytes(tensor) for tensor in torch_compat.saved_tensors(node)}
+        return {torch_compat.storage_id(tensor): bytes_of_storage(tensor) for tensor in torch_compat.saved_tensors(node)}
     saved = filter(torch_compat.has_storage, torch_compat.saved_by_function(node) if memory else ())
-    found = {torch_compat.storage_id(tensor): storage_bytes(tensor) for tensor in saved}
+    found = {torch_compat.storage_id(tensor): bytes_of_storage(tensor) for tensor in saved}
     return {storage: found[storage] for storage in found.keys() & memory}
 
 
-def storage_bytes(tensor: torch.Tensor) -> int | None:
+def bytes_of_storage(tensor: torch.Tensor) -> int | None:
     """The bytes of a traced tensor's storage, by the traced values of its sizes; `None` if one depends on data.
 
     A wrapper subclass has no storage of its own, but those of its parts: `None`.
