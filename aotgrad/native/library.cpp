@@ -6,7 +6,9 @@
 #include <ATen/Context.h>
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/InferenceMode.h>
+#include <torch/csrc/Dtype.h>
 
 #include <algorithm>
 #include <cstring>
@@ -293,6 +295,34 @@ PyObject* versions_of(PyObject*, PyObject* values) {
   END_HANDLE_TH_ERRORS
 }
 
+// A part of a storage as a storage of its own, which keeps the other one alive.
+c10::Storage part_of(c10::StorageImpl* whole, size_t first, size_t bytes) {
+  TORCH_CHECK_INDEX(first <= whole->nbytes() && bytes <= whole->nbytes() - first, "the memory ends before");
+  auto* start = static_cast<char*>(whole->mutable_data());
+  if (start != nullptr) start += first;
+  c10::raw::intrusive_ptr::incref(whole);
+  const auto release = [](void* owner) { c10::raw::intrusive_ptr::decref(static_cast<c10::StorageImpl*>(owner)); };
+  at::DataPtr memory(start, whole, release, whole->device());
+  return c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), bytes, std::move(memory), whole->allocator(), false);
+}
+
+PyObject* synthetic_base(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  HANDLE_TH_ERRORS
+  TORCH_CHECK_TYPE(count == 4 && THPDtype_Check(arguments[3]), "expected a tensor, two numbers of bytes and a dtype");
+  const at::Tensor& member = tensor_of(arguments[0]);
+  const auto dtype = reinterpret_cast<THPDtype*>(arguments[3])->scalar_type;
+  const int64_t first = member.storage_offset() * member.itemsize() + integer_of(arguments[1]);
+  const int64_t bytes = integer_of(arguments[2]);
+  const c10::InferenceMode normal(false);
+  const at::AutoDispatchBelowADInplaceOrView guard;
+  const auto storage = part_of(member.storage().unsafeGetStorageImpl(), first, bytes);
+  at::Tensor base = at::empty({0}, member.options().dtype(dtype));
+  base.set_(storage, 0, {bytes / static_cast<int64_t>(base.itemsize())}, {1});
+  return THPVariable_Wrap(base);
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* gradients_of(PyObject*, PyObject* values) {
   HANDLE_TH_ERRORS
   const Items items(values);
@@ -337,6 +367,8 @@ PyObject* same_contents(PyObject*, PyObject* const* arguments, Py_ssize_t count)
 
 auto* same_contents_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(same_contents));
 
+auto* synthetic_base_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(synthetic_base));
+
 auto* below_autograd_function = reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(below_autograd));
 
 PyMethodDef functions[] = {
@@ -349,6 +381,7 @@ PyMethodDef functions[] = {
     {"in_vmap_mode", in_vmap_mode, METH_NOARGS, "in_vmap_mode() -> bool"},
     {"settings_number", settings_number, METH_NOARGS, "settings_number() -> int, another one if a setting changes"},
     {"below_autograd", below_autograd_function, METH_FASTCALL, "below_autograd(function, value) -> function(value)"},
+    {"synthetic_base", synthetic_base_function, METH_FASTCALL, "synthetic_base(member, start, bytes, dtype) -> flat tensor"},
     {"same_contents", same_contents_function, METH_FASTCALL, "same_contents(tables, lengths, keys, values) -> bool"},
     {"gradients_of", gradients_of, METH_O, "gradients_of(tensors) -> tuple of the gradients of leaves, None for others"},
     {"versions_of", versions_of, METH_O, "versions_of(tensors) -> list of int"},

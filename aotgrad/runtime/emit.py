@@ -113,7 +113,7 @@ def namespace_of_steps() -> dict[str, Any]:
         "sharing_version": torch_compat.sharing_version,
         "as_inference": torch_compat.as_inference,
         "raise_version": torch_compat.raise_version,
-        "synthetic_base": synthetic_base,
+        "synthetic_base": native.lookup("synthetic_base", synthetic_base),
         "attached_base": attached_base,
         "memory_alias": memory_alias,
         "attach_and_wait": attach_and_wait,

@@ -23,6 +23,7 @@ from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.guards import memory
 from aotgrad.guards.dictionaries import CHANGES, Contents, same_contents, tells
 from aotgrad.guards.disjoint_storage import Separation, span_of
+from aotgrad.runtime.synthetic_base import synthetic_base
 from aotgrad.torch_compat import FakeTensorMode, TensorGuard
 from aotgrad.training_step.state import gradients_of
 from tests.torch_compat.test_global_state import CHANGES as SETTING_CHANGES
@@ -237,6 +238,41 @@ def test_an_inference_tensor_has_no_version(library):
     for ask in (library.versions_of, torch_compat.versions_of):
         with pytest.raises(RuntimeError, match="Inference tensors do not track version counter"):
             ask([under_inference()])
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_synthetic_base(library, mode):
+    whole = torch.arange(12.0)
+    for member in (whole[4:8], whole.view(3, 4)[1:].t().requires_grad_(), whole.double()[2:].detach()):
+        for start, bytes, dtype in (
+            (0, 16, torch.float32),
+            (-8, 24, torch.float32),
+            (8, 8, torch.int8),
+            (4, 8, torch.int64),
+        ):
+            with mode():
+                found, expected = (make(member, start, bytes, dtype) for make in (library.synthetic_base, synthetic_base))
+            for base in (found, expected):
+                assert (base.storage_offset(), base.untyped_storage().nbytes()) == (0, bytes)
+                assert not (base.requires_grad or base._is_view() or base.is_inference())
+            assert (found.data_ptr(), found.dtype) == (expected.data_ptr(), expected.dtype)
+            assert torch.equal(found, expected)
+
+
+def test_a_synthetic_base_keeps_the_memory_alive(library):
+    base = library.synthetic_base(torch.arange(4.0)[1:], 0, 12, torch.float32)
+    filler = [torch.full((4,), -1.0) for _ in range(100)]
+    assert base.tolist() == [1, 2, 3] and len(filler) == 100
+
+
+def test_a_synthetic_base_ends_within_the_memory(library):
+    member = torch.arange(4.0)[1:]
+    for start, bytes in ((-8, 4), (0, 16), (1 << 40, 4), (0, -4)):
+        with pytest.raises(IndexError, match="the memory ends before"):
+            library.synthetic_base(member, start, bytes, torch.float32)
+    for arguments in ((member, 0, 4), (member, 0, 4, "float32"), (1, 0, 4, torch.float32), (member, "0", 4, torch.float32)):
+        with pytest.raises(TypeError):
+            library.synthetic_base(*arguments)
 
 
 def test_gradients_of_leaves(library):
