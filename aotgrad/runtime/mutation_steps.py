@@ -6,9 +6,12 @@ In: `StageResults`. Out: the steps before autograd saves tensors (versions rise,
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph.memory_owners import memory_owner
@@ -175,8 +178,33 @@ class MutationSteps:
 
     @functools.cached_property
     def changed(self) -> tuple[int, ...]:
-        """The inputs that are written."""
-        return tuple(index for index, info in enumerate(self.meta.inputs) if is_changed(info))
+        """The inputs that are written: what is written to one member of a synthetic base, others need not be given."""
+        changed = (index for index, info in enumerate(self.meta.inputs) if is_changed(info))
+        return tuple(index for index in changed if index not in self.changed_by_others)
+
+    @functools.cached_property
+    def changed_by_others(self) -> frozenset[int]:
+        """Members of synthetic bases without gradients that only writes to other members change, with version and data."""
+        members = [(k, spec) for k, spec in enumerate(self.capture.inputs) if isinstance(spec, MemberInput)]
+        found: set[int] = set()
+        for base in {spec.base for _, spec in members}:
+            group = {k: spec for k, spec in members if spec.base == base and is_changed(self.meta.inputs[k])}
+            if any(self.keeps_history(k, spec) for k, spec in group.items()):
+                continue
+            written = written_views(map(self.updated_node, group))
+            targets = {k: spec for k, spec in group.items() if view_of_base(spec) in written}
+            if None not in written and written.issubset(map(view_of_base, targets.values())):
+                families = {spec.family for spec in targets.values()}
+                found.update(k for k, spec in group.items() if k not in targets and spec.family in families)
+        return frozenset(found)
+
+    def keeps_history(self, index: int, spec: MemberInput) -> bool:
+        """Whether more than the data and the version of a member changes."""
+        info = self.meta.info(index)
+        return info.mutation.metadata or info.carries_gradient or spec.requires_grad
+
+    def updated_node(self, index: int) -> Any:
+        return self.result_nodes.get(UpdatedInput(index))
 
     def mutate(self, index: int, info: InputAliasInfo) -> Iterator[Step]:
         """Change the geometry of an input, write its new data, and make its version what it is in eager."""
@@ -233,6 +261,30 @@ class MutationSteps:
 def set_version(name: str, bumps: int | None) -> Iterator[SetVersion]:
     if bumps is not None:
         yield SetVersion(name, bumps)
+
+
+def view_of_base(member: MemberInput) -> tuple[Any, ...] | None:
+    """Size, stride and offset of a member in its base; `None` if it is not one strided view."""
+    (*_, view) = member.views
+    return geometry_of(view.args) if len(member.views) == 1 and view.op is torch.ops.aten.as_strided.default else None
+
+
+def geometry_of(args: Sequence[Any]) -> tuple[Any, ...]:
+    size, stride, *offset = args
+    return tuple(size), tuple(stride), *(offset or (0,))
+
+
+def written_views(updated: Iterable[Any]) -> set[tuple[Any, ...] | None]:
+    """The views of a base that a graph writes, found from its members' new values. `None` is a write of another kind."""
+    found: set[tuple[Any, ...] | None] = set()
+    for node in map(memory_owner, updated):
+        while isinstance(node, fx.Node) and node.target is torch.ops.aten.as_strided_scatter.default:
+            base, _, *geometry = node.args
+            found.add(geometry_of(geometry))
+            node = base
+        if not isinstance(node, fx.Node) or node.op != "placeholder":
+            found.add(None)
+    return found
 
 
 def placeholder_index(spec: InputSpec, index: int) -> int:

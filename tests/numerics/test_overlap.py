@@ -656,3 +656,57 @@ def test_gradients_of_what_was_computed_beside_a_write(halves) -> None:
 def writes_x(x, y):
     x.mul_(2)
     return y * y
+
+
+# --- What is written back ----------------------------------------------------------------------------------------------
+
+
+def writes_the_first(x, y):
+    x.mul_(2)
+    return x + y
+
+
+def writes_a_part_of_the_second(x, y):
+    y[1:3].copy_(x[:2] + 1)
+    return x * y
+
+
+def writes_both(x, y):
+    x.mul_(2)
+    y.add_(1)
+    return x - y
+
+
+def writes_a_view_of_the_first(x, y):
+    x.view(2, 2).t()[0].mul_(3)
+    return x + y
+
+
+COPIES = {writes_the_first: 1, writes_a_part_of_the_second: 1, writes_both: 2, writes_a_view_of_the_first: 1}
+
+
+def neighbours(how: str) -> tuple[Tensor, Tensor]:
+    whole = torch.arange(6.0)
+    x, y = cut(whole, slice(0, 4), slice(2, 6))
+    return {"views": (x, y), "data": (x, y.data), "an input twice": (x, x[:]), "detached": (x, y.detach())}[how]
+
+
+@pytest.mark.parametrize("how", ["views", "data", "an input twice", "detached"])
+@pytest.mark.parametrize("backend", ["nop", "aot_inductor", "inductor"])
+@pytest.mark.parametrize("function", COPIES)
+def test_versions_of_inputs_that_others_change(function, backend: str, how: str) -> None:
+    def run(called) -> list:
+        torch._dynamo.reset()
+        arguments = neighbours(how)
+        found = [called(*arguments) for _ in range(2)]
+        return [*found, *arguments, *(torch.tensor(argument._version) for argument in arguments)]
+
+    assert_matches(run(compiled(function, backend)), run(function), backend)
+
+
+@pytest.mark.parametrize("function", COPIES)
+def test_what_others_change_is_not_written_again(halves, function) -> None:
+    called = aotgrad.aot_function(function, halves)
+    called(*neighbours("views"))
+    (plan,) = called.plans()
+    assert plan.executable.source.count(".copy_(") == COPIES[function]
