@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from graph_calls import GraphCalls, recorded
 from live_bytes import LiveBytes
 from tabulate import tabulate
-from timing import add_threads, median_seconds, now
+from timing import add_threads, environment, median_seconds, now
 from torch import Tensor, nn
 
 import aotgrad
@@ -288,6 +288,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     texts = []
+    print(f"{environment()}; medians\n", flush=True)
     for name in arguments.only:
         texts.append(MEASUREMENTS[name]().markdown())
         print(texts[-1], flush=True, end="\n\n")

@@ -6,26 +6,32 @@
     full     the same and loss.backward(): the second-order backward    its training
 
 The peer, torch's AOTAutograd, raises at the second derivative; its row says so. *floor* are Inductor's graphs of a step,
-called one after another with their inputs, without guards, autograd and Python. Source: the benchmark of PyTorch PR #82544.
+called one after another with their inputs, without guards, autograd and Python. Peaks are those of the CPU's allocator,
+above what is allocated before the step. Source: the benchmark of PyTorch PR #82544.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import itertools
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from graph_calls import GraphCalls, recorded
 from tabulate import tabulate
-from timing import add_threads, median_seconds
+from timing import add_threads, environment, median_seconds
 from torch import nn
 
 import aotgrad
 from aotgrad.backends import get
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from examples import peak_bytes
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU}
 BACKENDS = {"aotgrad, eager halves": "aotgrad_eager", "aotgrad, Inductor": "aotgrad"}
@@ -80,7 +86,7 @@ def check(run: Callable, parameters: list[torch.Tensor], expected: list[torch.Te
 
 
 def measure(activation: str, rows: int, width: int, rounds: int) -> list[list[object]]:
-    """One table row for `first` and one for `full`: milliseconds, and eager's time over each."""
+    """A row for `first` and one for `full`: milliseconds, eager's time over each, and the peak of each over eager's."""
     torch.manual_seed(0)
     torch.compiler.reset()
     model = make_mlp(ACTIVATIONS[activation], width)
@@ -97,8 +103,17 @@ def measure(activation: str, rows: int, width: int, rounds: int) -> list[list[ob
         seconds = median_seconds({**runs, FLOOR: graphs_alone(model, parameters, x, backward)}, rounds)
         times = [seconds[name] * 1e3 for name in models]
         ratios = [seconds["eager"] / seconds[name] for name in (*BACKENDS, FLOOR)]
+        peaks = {name: peak_of(run, model) for name, run in runs.items()}
+        ratios += [peaks[name] / peaks["eager"] for name in BACKENDS]
         table.append([activation, what, *times, peers_answer(model, parameters, x), *ratios])
     return table
+
+
+def peak_of(run: Callable[[], torch.Tensor], model: nn.Module) -> int:
+    """The most bytes allocated at any moment of a step that starts without gradients."""
+    model.zero_grad(set_to_none=True)
+    gc.collect()
+    return peak_bytes.measure(run).peak_bytes
 
 
 def peers_answer(model: nn.Module, parameters: list[torch.Tensor], x: torch.Tensor) -> str:
@@ -120,10 +135,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(options.threads)
     header = ["MLP", "row", *(f"{name} (ms)" for name in ("eager", *BACKENDS)), "peer"]
-    header += [f"eager / {name}" for name in (*BACKENDS, FLOOR)]
+    header += [f"eager / {name}" for name in (*BACKENDS, FLOOR)] + [f"peak of {name} / eager" for name in BACKENDS]
     table = [row for name in ACTIVATIONS for row in measure(name, options.rows, options.width, options.rounds)]
     print(tabulate(table, header, tablefmt="github", floatfmt=".2f"))
-    print(f"torch {torch.__version__}, CPU, one thread; medians of {options.rounds} rounds", file=sys.stderr)
+    print(f"\n{environment()}; medians of {options.rounds} rounds")
 
 
 if __name__ == "__main__":
