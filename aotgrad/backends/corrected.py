@@ -25,7 +25,7 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.backends.copies import keep_output_memory
 from aotgrad.backends.decompositions import cumsum, multilabel_margin_loss_forward, scatter_in_one_dimension
-from aotgrad.backends.layouts import in_layout_of, keep_output_layouts
+from aotgrad.backends.layouts import in_order_of, keep_output_layouts
 from aotgrad.graph.gradient_masks import narrow_mask
 
 
@@ -78,7 +78,7 @@ Correction = Union[Decomposition, Check, OpLayout, Rewrite, Amendment]
 
 
 def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callable]:
-    """A table of decompositions, with our own decompositions and checks applied."""
+    """A table of decompositions, with our own decompositions, checks and layouts applied."""
     corrected = dict(table)
     for correction in CORRECTIONS.values():
         match correction:
@@ -88,6 +88,8 @@ def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callabl
                 corrected[op] = with_check(corrected[op], function)
             case OpLayout(op):
                 corrected[op] = with_layout(corrected[op], op)
+    for op in torch_compat.LAYOUTS.keys() & corrected.keys():
+        corrected[op] = with_kernel_layout(corrected[op], op)
     return corrected
 
 
@@ -111,7 +113,20 @@ def with_layout(decomposition: Callable, op: torch._ops.OpOverload) -> Callable:
         result = decomposition(*args, **kwargs)
         if result is NotImplemented:
             return NotImplemented
-        return in_layout_of(result, torch_compat.run_shape_function(op, *args, **kwargs))
+        return in_order_of(result, torch_compat.run_shape_function(op, *args, **kwargs).stride())
+
+    return laid_out
+
+
+def with_kernel_layout(decomposition: Callable, op: torch._ops.OpOverload) -> Callable:
+    """A decomposition with results that lie in memory as those of the op's kernel do."""
+
+    @wraps(decomposition)
+    def laid_out(*args: Any, **kwargs: Any) -> Any:
+        results = decomposition(*args, **kwargs)
+        if results is NotImplemented:
+            return NotImplemented
+        return torch_compat.in_kernel_layout(op, results, (args, kwargs), in_order_of)
 
     return laid_out
 

@@ -71,9 +71,9 @@ def copy_in_layout(node: fx.Node, layout: Layout) -> fx.Node:
     return call_op(torch.ops.aten.permute.default, copy, back)
 
 
-def in_layout_of(result: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """A result with its dimensions in the order in which those of another one of its size lie in memory."""
-    strides = torch_compat.hints(other.stride())
+def in_order_of(result: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+    """A result with its dimensions in the order in memory of a dense tensor with these strides."""
+    strides = torch_compat.hints(strides)
     if strides == torch_compat.hints(result.stride()) or None in strides:
         return result
     order, back = order_in_memory(strides)

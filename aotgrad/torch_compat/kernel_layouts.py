@@ -1,7 +1,7 @@
 """Ops whose fake results torch lays out otherwise than their kernels do, or whose fakes refuse what kernels take.
 
 Fakes of these ops come from decompositions, and a decomposition lays out its result as its last op does. A graph that trusts
-such a fake takes a view where eager copies.
+such a fake takes a view where eager copies. Where a backend decomposes the ops, `in_kernel_layout` corrects the results.
 """
 
 from __future__ import annotations
@@ -18,32 +18,38 @@ from torch._prims_common import (
     make_contiguous_strides_for,
     suggest_memory_format,
 )
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from aotgrad.torch_compat.recording import hidden_tracing_modes
 from aotgrad.torch_compat.shapes import has_symbolic_shape, known_equal
 
 Strides = Sequence[int | torch.SymInt]
-LayoutRule = Callable[[FakeTensor, Sequence[FakeTensor]], Strides]
+LayoutRule = Callable[[torch.Tensor, Sequence[torch.Tensor]], Strides]
 """The strides of the first result of an op, and of others with as many dimensions, by its fake and the arguments."""
 
 
-def contiguous(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
+def contiguous(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Strides:
     return make_contiguous_strides_for(result.shape)
 
 
-def as_operands(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
+def as_operands(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Strides:
     """As a `TensorIterator` lays out its result: as its first operands are, size by size."""
     operands = [each.expand(result.shape) for each in tensors if each.dim()]
     return compute_elementwise_output_strides(*operands) if operands else contiguous(result, tensors)
 
 
-def in_format_of_first(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
+def as_first(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Strides:
+    """As the first tensor, or contiguous if its elements are summed."""
+    return as_operands(result, tensors[:1] if tensors[0].shape == result.shape else ())
+
+
+def in_format_of_first(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Strides:
     """Channels-last as the first tensor, or contiguous."""
     is_image = result.dim() in (4, 5) and suggest_memory_format(tensors[0]) != torch.contiguous_format
     return make_channels_last_strides_for(result.shape) if is_image else contiguous(result, tensors)
 
 
-def in_format_of_second(result: FakeTensor, tensors: Sequence[FakeTensor]) -> Strides:
+def in_format_of_second(result: torch.Tensor, tensors: Sequence[torch.Tensor]) -> Strides:
     """Channels-last as the input of a backward op, whose gradient comes first, or contiguous."""
     return in_format_of_first(result, tensors[1:])
 
@@ -70,6 +76,7 @@ LAYOUTS_ON_CPU: dict[Any, LayoutRule] = {
 
 LAYOUTS: dict[Any, LayoutRule] = LAYOUTS_ON_CPU | {
     _built_in._log_softmax_backward_data.default: contiguous,
+    _built_in.binary_cross_entropy.default: as_first,
     _built_in.copysign.Tensor: as_operands,
     _built_in.floor_divide.default: as_operands,
     _built_in.hardswish_backward.default: as_operands,
@@ -132,8 +139,7 @@ def eager_layouts(mode: FakeTensorMode) -> Iterator[None]:
             with mode:
                 return FAKES[op](*args, **(kwargs or {}))
         results = FakeTensorMode.dispatch(mode, op, classes, args, kwargs)
-        layout = LAYOUTS.get(op)
-        return results if layout is None else laid_out(mode, op, layout, results, (args, kwargs))
+        return laid_out(mode, op, results, (args, kwargs)) if op in LAYOUTS else results
 
     mode.dispatch = dispatch
     try:
@@ -142,24 +148,36 @@ def eager_layouts(mode: FakeTensorMode) -> Iterator[None]:
         del mode.dispatch
 
 
-def laid_out(mode: FakeTensorMode, op: Any, layout: LayoutRule, results: Any, arguments: Any) -> Any:
-    """The results of an op, those with as many dimensions as the first one in its layout."""
+def laid_out(mode: FakeTensorMode, op: Any, results: Any, arguments: Any) -> Any:
+    """The fake results of an op, in the layout of its kernel."""
+    with mode:
+        return in_kernel_layout(op, results, arguments, with_strides)
+
+
+def in_kernel_layout(op: Any, results: Any, arguments: Any, lay_out: Callable[[torch.Tensor, Strides], torch.Tensor]) -> Any:
+    """The results of an op in `LAYOUTS`, those with as many dimensions as the first one laid out as its kernel does.
+
+    Args:
+        results: a tensor or a tuple.
+        arguments: the op's arguments, a pytree.
+        lay_out: returns a tensor with other strides.
+    """
     several = results if isinstance(results, tuple) else (results,)
-    first, tensors = several[0], [each for each in pytree.tree_leaves(arguments) if isinstance(each, FakeTensor)]
-    is_elsewhere = not isinstance(first, FakeTensor) or (op in LAYOUTS_ON_CPU and first.fake_device.type != "cpu")
+    first, tensors = several[0], [each for each in pytree.tree_leaves(arguments) if isinstance(each, torch.Tensor)]
+    is_elsewhere = not isinstance(first, torch.Tensor) or (op in LAYOUTS_ON_CPU and first.device.type != "cpu")
     if is_elsewhere or not tensors or first.layout is not torch.strided:
         return results
-    with mode:
-        strides = layout(first, tensors)
-        if is_laid_out(first, strides):
-            return results
-        alike = [isinstance(each, FakeTensor) and each.dim() == first.dim() for each in several]
-        laid = tuple(with_strides(each, strides) if same else each for each, same in zip(several, alike, strict=True))
+    with hidden_tracing_modes():
+        strides = LAYOUTS[op](first, tensors)
+    if is_laid_out(first, strides):
+        return results
+    alike = [isinstance(each, torch.Tensor) and each.dim() == first.dim() for each in several]
+    laid = tuple(lay_out(each, strides) if same else each for each, same in zip(several, alike, strict=True))
     return laid if isinstance(results, tuple) else laid[0]
 
 
-def with_strides(fake: FakeTensor, strides: Strides) -> torch.Tensor:
-    return torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.fake_device)
+def with_strides(fake: torch.Tensor, strides: Strides) -> torch.Tensor:
+    return torch.empty_strided(fake.shape, strides, dtype=fake.dtype, device=fake.device)
 
 
 def is_laid_out(tensor: torch.Tensor, strides: Strides) -> bool:

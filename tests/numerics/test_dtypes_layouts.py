@@ -173,6 +173,22 @@ def permuted_input(x):
     return x * 2, x.contiguous(), torch.empty_like(x).zero_() + x
 
 
+def columns_first(*shape: int) -> torch.Tensor:
+    """Neither contiguous nor channels-last."""
+    return torch.rand(shape).transpose(1, 3).contiguous().transpose(1, 3)
+
+
+@CASES.add(lambda: (columns_first(2, 3, 4, 5),))
+def normalization_of_permuted_input(x):
+    return nn.functional.batch_norm(x, None, None, training=True), nn.functional.logsigmoid(x)
+
+
+@CASES.add(lambda: (columns_first(2, 3, 4, 5), plain(2, 3, 4, 5).sigmoid()))
+def kernels_of_two_layouts(x, y):
+    loss = nn.functional.binary_cross_entropy(x, y, reduction="none")
+    return torch.xlogy(x, y), torch.special.xlog1py(y, x), x // y, loss, nn.functional.mse_loss(x, y, reduction="none")
+
+
 @CASES.add(lambda: (leaf(3, 4).t(),))
 def strides_follow_the_input(x):
     return torch.zeros_like(x), x.clone(), x.new_zeros(2), torch.where(x > 0, x, 0)

@@ -36,6 +36,7 @@ ARGUMENTS = {
     aten._native_batch_norm_legit_functional.default: lambda a, b: norm(a, True),
     aten._native_batch_norm_legit_no_training.default: lambda a, b: norm(a),
     aten.batch_norm_backward.default: lambda a, b: norm_backward(aten.batch_norm_backward.default, a, b),
+    aten.binary_cross_entropy.default: lambda a, b: (a * 0.5, b * 0.5, None, 0),
     aten.channel_shuffle.default: lambda a, b: (a, 3),
     aten.copysign.Tensor: lambda a, b: (a, b),
     aten.floor_divide.default: lambda a, b: (a, b),
@@ -78,7 +79,7 @@ def strides_of(result) -> list[int]:
 
 def test_each_op_is_tested():
     assert set(ARGUMENTS) == {*compat.LAYOUTS} > {*compat.LAYOUTS_ON_CPU}
-    rules = (compat.contiguous, compat.as_operands, compat.in_format_of_first, compat.in_format_of_second)
+    rules = (compat.contiguous, compat.as_first, compat.as_operands, compat.in_format_of_first, compat.in_format_of_second)
     assert set(compat.LAYOUTS.values()) == set(rules)
     assert compat.LayoutRule and compat.Strides
 
@@ -91,6 +92,17 @@ def test_a_fake_is_laid_out_as_the_kernel_does(op, fake_mode):
         with fake_mode, compat.eager_layouts(fake_mode):
             fake = op(*fakes)
         assert strides_of(fake) == strides_of(op(*args))
+
+
+@pytest.mark.parametrize("op", [aten.xlogy.Tensor, aten.native_batch_norm.default])
+def test_results_of_a_decomposition_are_laid_out_as_the_kernels(op, fake_mode):
+    args = ARGUMENTS[op](ORDERS["transposed"](image()), image(1))
+    expected, decomposed = (
+        op(*args),
+        torch.utils._pytree.tree_map(lambda each: each.mT.contiguous().mT if each.dim() > 1 else each, op(*args)),
+    )
+    found = compat.in_kernel_layout(op, decomposed, args, lambda each, strides: each.clone().as_strided(each.shape, strides))
+    assert strides_of(found) == strides_of(expected) != strides_of(decomposed)
 
 
 OFFSETS = torch.tensor([4, 4, 8], dtype=torch.int32)
@@ -136,9 +148,9 @@ def test_torch_refuses_a_fake_grouped_product_of_float32(fake_mode):
 def test_strides_of_single_elements_do_not_matter(fake_mode):
     fake = fake_mode.from_tensor(torch.ones(2, 1).as_strided((2, 1), (1, 7)))
     assert compat.is_laid_out(fake, (1, 1)) and not compat.is_laid_out(fake, (2, 1))
-    args = (fake, compat.contiguous, fake, ((fake,), {}))
-    assert compat.with_strides(fake, (1, 2)).stride() == (1, 2)
-    assert compat.laid_out(fake_mode, aten.pow.Scalar, *args[1:]) is fake
+    with fake_mode:
+        assert compat.with_strides(fake, (1, 2)).stride() == (1, 2)
+    assert compat.laid_out(fake_mode, aten.pow.Scalar, fake, ((fake,), {})) is fake
 
 
 def test_torch_alone_lays_out_a_gradient_otherwise(fake_mode):
