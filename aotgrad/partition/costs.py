@@ -105,9 +105,10 @@ def held_bytes_of(analysis: JointAnalysis, nodes: Iterable[fx.Node]) -> int:
 
 
 def eager_bytes(analysis: JointAnalysis) -> int | None:
-    """The bytes alive between the halves in eager; `None` if unknown."""
+    """The bytes alive between the halves in eager, where sizes take none and so are added; `None` if unknown."""
     own = analysis.joint.eager_bytes
-    return None if own is None else own + held_bytes_of(analysis, analysis.saved_in_eager)
+    numbers = SYMBOLIC_VALUE_BYTES * sum(map(op_table.is_symbolic_value, analysis.forward))
+    return None if own is None else own + held_bytes_of(analysis, analysis.saved_in_eager) + numbers
 
 
 def traffic(node: fx.Node) -> int:
