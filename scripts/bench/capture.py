@@ -41,6 +41,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch.aot_autograd import aot_module_simplified as peer_aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition as peer_partition
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 import aotgrad
 from aotgrad import pipeline
@@ -161,7 +162,7 @@ def run_on_fakes(module: nn.Module, inputs: Inputs) -> object:
         named = chain(module.named_parameters(), module.named_buffers())
         state: dict[str, Any] = {name: mode.from_tensor(value) for name, value in named}
         fakes = [mode.from_tensor(value) if isinstance(value, Tensor) else value for value in inputs]
-        results = torch.func.functional_call(module, state, tuple(fakes))
+        results = tree_leaves(torch.func.functional_call(module, state, tuple(fakes)))
         leaves = [value for value in (*state.values(), *fakes) if isinstance(value, Tensor) and value.requires_grad]
         losses = [value.sum() for value in results if isinstance(value, Tensor) and value.requires_grad]
         return torch.autograd.grad(losses, leaves, allow_unused=True)
