@@ -87,9 +87,9 @@ def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callabl
             case Check(op, function):
                 corrected[op] = with_check(corrected[op], function)
             case OpLayout(op):
-                corrected[op] = with_layout(corrected[op], op)
+                corrected[op] = with_layout(corrected[op], partial(as_fake, op))
     for op in torch_compat.LAYOUTS.keys() & corrected.keys():
-        corrected[op] = with_kernel_layout(corrected[op], op)
+        corrected[op] = with_layout(corrected[op], partial(as_kernel, op))
     return corrected
 
 
@@ -105,30 +105,25 @@ def with_check(decomposition: Callable, check: Callable) -> Callable:
     return checked
 
 
-def with_layout(decomposition: Callable, op: torch._ops.OpOverload) -> Callable:
-    """A decomposition with a result that has the strides of the op's."""
-
-    @wraps(decomposition)
-    def laid_out(*args: Any, **kwargs: Any) -> Any:
-        result = decomposition(*args, **kwargs)
-        if result is NotImplemented:
-            return NotImplemented
-        return in_order_of(result, torch_compat.run_shape_function(op, *args, **kwargs).stride())
-
-    return laid_out
-
-
-def with_kernel_layout(decomposition: Callable, op: torch._ops.OpOverload) -> Callable:
-    """A decomposition with results that lie in memory as those of the op's kernel do."""
+def with_layout(decomposition: Callable, lay_out: Callable[[Any, tuple, dict[str, Any]], Any]) -> Callable:
+    """A decomposition whose results `lay_out` gets with the arguments, to return them in another order in memory."""
 
     @wraps(decomposition)
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         results = decomposition(*args, **kwargs)
-        if results is NotImplemented:
-            return NotImplemented
-        return torch_compat.in_kernel_layout(op, results, (args, kwargs), in_order_of)
+        return NotImplemented if results is NotImplemented else lay_out(results, args, kwargs)
 
     return laid_out
+
+
+def as_fake(op: torch._ops.OpOverload, result: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
+    """The result of a decomposition with the strides of the op's fake."""
+    return in_order_of(result, torch_compat.run_shape_function(op, *args, **kwargs).stride())
+
+
+def as_kernel(op: torch._ops.OpOverload, results: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+    """The results of a decomposition with the strides of the op's kernel, where its fake has others."""
+    return torch_compat.in_kernel_layout(op, results, (args, kwargs), in_order_of)
 
 
 def rewrite(graph: fx.Graph) -> None:
