@@ -2,7 +2,6 @@
 
     CORRECTIONS["a name"] = Decomposition(op, function, reason)     decompose the op differently
     CORRECTIONS["a name"] = Check(op, function, reason)             check the op's arguments before its decomposition
-    CORRECTIONS["a name"] = OpLayout(op, reason)                    give the decomposition's result the op's strides
     CORRECTIONS["a name"] = Rewrite(function, reason)               change joint graphs before Inductor gets them
     CORRECTIONS["a name"] = Amendment(context, reason)              run Inductor in a context that changes its behaviour
 
@@ -51,14 +50,6 @@ class Check:
 
 
 @dataclass(frozen=True)
-class OpLayout:
-    """The result of the decomposition of `op` gets the strides that the op gives it."""
-
-    op: torch._ops.OpOverload
-    reason: str
-
-
-@dataclass(frozen=True)
 class Rewrite:
     """`function` changes a joint graph in place."""
 
@@ -74,7 +65,7 @@ class Amendment:
     reason: str
 
 
-Correction = Union[Decomposition, Check, OpLayout, Rewrite, Amendment]
+Correction = Union[Decomposition, Check, Rewrite, Amendment]
 
 
 def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callable]:
@@ -86,10 +77,8 @@ def corrected_decompositions(table: Mapping[Any, Callable]) -> dict[Any, Callabl
                 corrected[op] = function
             case Check(op, function):
                 corrected[op] = with_check(corrected[op], function)
-            case OpLayout(op):
-                corrected[op] = with_layout(corrected[op], partial(as_fake, op))
     for op in torch_compat.LAYOUTS.keys() & corrected.keys():
-        corrected[op] = with_layout(corrected[op], partial(as_kernel, op))
+        corrected[op] = with_layout(corrected[op], op)
     return corrected
 
 
@@ -105,25 +94,17 @@ def with_check(decomposition: Callable, check: Callable) -> Callable:
     return checked
 
 
-def with_layout(decomposition: Callable, lay_out: Callable[[Any, tuple, dict[str, Any]], Any]) -> Callable:
-    """A decomposition whose results `lay_out` gets with the arguments, to return them in another order in memory."""
+def with_layout(decomposition: Callable, op: torch._ops.OpOverload) -> Callable:
+    """A decomposition whose results lie in memory as those of the op's kernel."""
 
     @wraps(decomposition)
     def laid_out(*args: Any, **kwargs: Any) -> Any:
         results = decomposition(*args, **kwargs)
-        return NotImplemented if results is NotImplemented else lay_out(results, args, kwargs)
+        if results is NotImplemented:
+            return NotImplemented
+        return torch_compat.in_kernel_layout(op, results, (args, kwargs), in_order_of)
 
     return laid_out
-
-
-def as_fake(op: torch._ops.OpOverload, result: torch.Tensor, args: tuple, kwargs: dict[str, Any]) -> torch.Tensor:
-    """The result of a decomposition with the strides of the op's fake."""
-    return in_order_of(result, torch_compat.run_shape_function(op, *args, **kwargs).stride())
-
-
-def as_kernel(op: torch._ops.OpOverload, results: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """The results of a decomposition with the strides of the op's kernel, where its fake has others."""
-    return torch_compat.in_kernel_layout(op, results, (args, kwargs), in_order_of)
 
 
 def rewrite(graph: fx.Graph) -> None:
@@ -296,12 +277,6 @@ CORRECTIONS: Mapping[str, Correction] = {
         torch.ops.aten.add.Tensor,
         keep_complex_kernel,
         "the decomposition views the numbers as real ones, which is not possible for some strides of empty tensors",
-    ),
-    "interpolations": OpLayout(
-        torch.ops.aten.lerp.Scalar, "the decomposition gives the result the strides of the end, eager those of the start"
-    ),
-    "interpolations by tensors": OpLayout(
-        torch.ops.aten.lerp.Tensor, "the decomposition gives the result the strides of the end, eager those of the start"
     ),
     "index_put into an expanded tensor": Rewrite(
         copy_expanded_targets, "Inductor writes into the expanded tensor in place, so each write reaches every row"

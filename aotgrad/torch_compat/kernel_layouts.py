@@ -82,6 +82,8 @@ LAYOUTS: dict[Any, LayoutRule] = LAYOUTS_ON_CPU | {
     _built_in.hardswish_backward.default: as_operands,
     _built_in.hardtanh_backward.default: as_operands,
     _built_in.huber_loss_backward.default: contiguous,
+    _built_in.lerp.Scalar: as_operands,
+    _built_in.lerp.Tensor: as_operands,
     _built_in.logit_backward.default: as_operands,
     _built_in.mse_loss_backward.default: contiguous,
     _built_in.native_dropout_backward.default: as_operands,

@@ -169,11 +169,6 @@ def empty_in_no_order(x):
     return x.sin().cos()
 
 
-def complex_pair():
-    """Tensors of other strides than each other."""
-    return torch.ones(2, 3, dtype=torch.complex64).t(), torch.ones(7, dtype=torch.complex64)[1:].view(3, 2)
-
-
 def flip_a_permuted_one(x):
     moved = x.t()
     moved.copy_(moved.flip(0))
@@ -287,8 +282,6 @@ CASES = {
         lambda x: x.index_add(0, torch.tensor([0, 1]), x[0]), lambda: (torch.ones(3, 2),)
     ),
     "complex sums": Case(lambda x: x + x, lambda: (torch.ones(2, 0, dtype=torch.complex64).unfold(0, 2, 1),)),
-    "interpolations": Case(lambda x: x.lerp(x.t(), 0.5), lambda: (torch.arange(16.0).view(4, 4),)),
-    "interpolations by tensors": Case(lambda x, y: x.lerp(y, torch.full((3, 2), 0.5 + 0j)), complex_pair),
     "conversions of complex numbers": Case(
         lambda x, z: (x.to(torch.complex128), z.to(torch.float64)),
         lambda: (torch.tensor(1.0, requires_grad=True), torch.tensor(1j, requires_grad=True)),

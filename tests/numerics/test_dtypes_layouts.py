@@ -178,6 +178,10 @@ def columns_first(*shape: int) -> torch.Tensor:
     return torch.rand(shape).transpose(1, 3).contiguous().transpose(1, 3)
 
 
+def columns_first_complex() -> torch.Tensor:
+    return torch.ones(2, 3, dtype=torch.complex64).t() * 1j
+
+
 @CASES.add(lambda: (columns_first(2, 3, 4, 5),))
 def normalization_of_permuted_input(x):
     return nn.functional.batch_norm(x, None, None, training=True), nn.functional.logsigmoid(x)
@@ -186,7 +190,13 @@ def normalization_of_permuted_input(x):
 @CASES.add(lambda: (columns_first(2, 3, 4, 5), plain(2, 3, 4, 5).sigmoid()))
 def kernels_of_two_layouts(x, y):
     loss = nn.functional.binary_cross_entropy(x, y, reduction="none")
-    return torch.xlogy(x, y), torch.special.xlog1py(y, x), x // y, loss, nn.functional.mse_loss(x, y, reduction="none")
+    ratios = torch.xlogy(x, y), torch.special.xlog1py(y, x), x // y
+    return ratios, loss, nn.functional.mse_loss(x, y, reduction="none"), x.lerp(y, 0.5), x.lerp(y, x)
+
+
+@CASES.add(lambda: (torch.ones(3, 2, dtype=torch.complex64), columns_first_complex()))
+def complex_interpolation(x, y):
+    return x.lerp(y, x / 2), y.lerp(x, x / 2)
 
 
 @CASES.add(lambda: (leaf(3, 4).t(),))

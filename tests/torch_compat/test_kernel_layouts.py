@@ -43,6 +43,8 @@ ARGUMENTS = {
     aten.hardswish_backward.default: lambda a, b: (a, b),
     aten.hardtanh_backward.default: lambda a, b: (a, b, -1.0, 1.0),
     aten.huber_loss_backward.default: lambda a, b: (a, b, image(2), 0, 1.0),
+    aten.lerp.Scalar: lambda a, b: (a, b, 0.5),
+    aten.lerp.Tensor: lambda a, b: (a, b, image(2)),
     aten.log_sigmoid_forward.default: lambda a, b: (a,),
     aten.logit_backward.default: lambda a, b: (a, b, 1e-6),
     aten.max_unpool2d.default: lambda a, b: (a, torch.arange(20).reshape(4, 5).expand(2, 3, 4, 5).clone(), [8, 10]),
