@@ -136,14 +136,10 @@ def graph_part(graph: fx.GraphModule) -> int | None:
 
 @dataclass(frozen=True)
 class GraphParts:
-    """A cut graph, with what the inputs and outputs of its parts are.
-
-    `kinds`: those of the inputs of the whole graph; `readers`: the parts that read each value, by name.
-    """
+    """A cut graph, with what the inputs of each of its parts are."""
 
     cut: Cut
-    kinds: Kinds
-    readers: Mapping[str, tuple[int, ...]]
+    kinds: Mapping[fx.Graph, Kinds]
 
     @classmethod
     def of(cls, cut: Cut, half: GraphHalf, kinds: Kinds) -> GraphParts:
@@ -160,20 +156,24 @@ class GraphParts:
             made = zip(outputs_of(piece.graph), piece.makes, strict=True)
             outputs = tuple(GraphOutput.of(node, slots.get(name or ""), readers.get(name or "", ())) for node, name in made)
             output_node(piece.graph).meta.update(outputs=outputs, part=k)
-        parts = cls(cut, kinds, readers)
-        return replace(parts, cut=replace(cut, pieces=tuple(map(parts.distinguished, cut.pieces))))
+        own = {piece.graph: kinds_of_part(piece, kinds, readers) for piece in cut.pieces}
+        pieces = tuple(distinguished(piece, own[piece.graph]) for piece in cut.pieces)
+        return cls(replace(cut, pieces=pieces), own)
 
-    def kinds_of(self, piece: Piece) -> Kinds:
-        """What the inputs of a part are. It may write over those that no other part reads, nor a view that it returns."""
-        shown = {memory_owner(node).name for node in outputs_of(piece.graph)}
-        own = {name for name in piece.reads if len(self.readers[name]) == 1 and name not in shown}
-        return replace(self.kinds, overwritable=self.kinds.overwritable & own)
 
-    def distinguished(self, piece: Piece) -> Piece:
-        """A piece that equals only those whose inputs a compiler may treat alike."""
-        kinds = self.kinds_of(piece)
-        marks = tuple((name in kinds.static, name in kinds.overwritable) for name in piece.reads)
-        return replace(piece, key=(piece.key, marks))
+def kinds_of_part(piece: Piece, kinds: Kinds, readers: Mapping[str, tuple[int, ...]]) -> Kinds:
+    """What the inputs of a part are. It may write over those that no other part reads, nor a view that it returns.
 
-    def kinds_by_graph(self) -> dict[fx.Graph, Kinds]:
-        return {piece.graph: self.kinds_of(piece) for piece in self.cut.pieces}
+    Args:
+        kinds: those of the inputs of the whole graph.
+        readers: the parts that read each value, by name.
+    """
+    shown = {memory_owner(node).name for node in outputs_of(piece.graph)}
+    own = {name for name in piece.reads if len(readers[name]) == 1 and name not in shown}
+    return replace(kinds, overwritable=kinds.overwritable & own)
+
+
+def distinguished(piece: Piece, kinds: Kinds) -> Piece:
+    """A piece that equals only those whose inputs a compiler may treat alike."""
+    marks = tuple((name in kinds.static, name in kinds.overwritable) for name in piece.reads)
+    return replace(piece, key=(piece.key, marks))

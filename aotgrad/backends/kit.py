@@ -155,8 +155,8 @@ class Backend:
             if not self.islands(graph):
                 return compile_part(half.module, kinds, role)
             parts = GraphParts.of(cut_apart(graph, self.apart), half, kinds)
-            kinds_of = parts.kinds_by_graph()
-            run = compile_pieces(half.module, parts.cut, lambda module: compile_part(module, kinds_of[module.graph], role))
+            cut, kinds_of = parts.cut, parts.kinds
+            run = compile_pieces(half.module, cut, lambda module: compile_part(module, kinds_of[module.graph], role))
         return checked_arity(run, len(half.signature.outputs), self.name, role)
 
     def compile_graph(self, module: fx.GraphModule, kinds: Kinds, role: Role) -> BoxedCallable:
