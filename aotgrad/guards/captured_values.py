@@ -7,20 +7,23 @@
 
 What a function reads is known by the names in its code (`code_reads`), and in that of functions that it may call. Code of
 installed packages is not followed, and their modules, functions and classes are constants. Islands are not followed, since
-they run in each call. Of an object, only attributes whose names occur in the code count. A container counts as a whole.
-Modules (`nn.Module`) are `parts`, for which the caller has guards, but for what their hooks read.
+they run in each call. Of an object, only attributes whose names occur in the code count, but all if the code computes names
+(`getattr(config, name)`). A container counts as a whole. Modules (`nn.Module`) are `parts`, for which the caller has guards,
+but for what their hooks read.
 """
 
 from __future__ import annotations
 
 import builtins
-import collections
 import functools
+import inspect
 import itertools
 import operator
 import sys
 import types
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,79 +31,29 @@ import torch
 from torch import nn
 
 from aotgrad import torch_compat
-from aotgrad.guards.code_reads import code_reads, is_installed
+from aotgrad.guards.captured_places import (
+    NOTHING,
+    WITH_ITEMS,
+    AllAttributes,
+    CapturedPlace,
+    CellPlace,
+    ContextPlace,
+    DictionaryPlace,
+    are_same_items,
+    attribute_place,
+    captured_items,
+    is_special,
+    restore_items,
+)
+from aotgrad.guards.code_reads import READS_GLOBALS, code_reads, is_installed
 from aotgrad.guards.module_slots import HOOKS
 from aotgrad.guards.python_values import Identity, hashable_key, is_fixed, is_plain_object
 
-NOTHING = object()
-"""What a place holds that does not exist."""
-
-WITH_ITEMS = (list, dict, tuple, set, frozenset, collections.deque)
 MAKING = ("__new__", "__init__", "__post_init__")
-CALLED = (
-    *("__call__", "__enter__", "__exit__", "__getattr__", "__get__", "__set__", "__torch_function__"),
-    *("__getitem__", "__setitem__", "__delitem__", "__contains__", "__len__", "__iter__", "__next__", "__missing__"),
-    *("__bool__", "__int__", "__float__", "__index__", "__neg__", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__"),
-    *("__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__matmul__", "__rmatmul__", "__pow__", "__rpow__"),
-)
-"""The methods by which Python makes an object, and those that it calls where their names do not occur in the code."""
+"""The methods by which Python makes an object."""
 
 IMPLICIT = ("forward", "backward", "setup_context", "vmap", "jvp")
 """The methods that torch calls."""
-
-
-@dataclass(frozen=True)
-class DictionaryPlace:
-    """A place in a dictionary: of a global, or of an attribute of an object."""
-
-    table: dict[str, Any]
-    name: str
-
-    def get(self) -> Any:
-        return self.table.get(self.name, NOTHING)
-
-    def put(self, value: Any) -> None:
-        if value is NOTHING:
-            self.table.pop(self.name, None)
-        else:
-            self.table[self.name] = value
-
-
-@dataclass(frozen=True)
-class ClassPlace:
-    """The place of an attribute of a class."""
-
-    kind: type
-    name: str
-
-    def get(self) -> Any:
-        return vars(self.kind).get(self.name, NOTHING)
-
-    def put(self, value: Any) -> None:
-        if value is NOTHING:
-            delattr(self.kind, self.name)
-        else:
-            setattr(self.kind, self.name, value)
-
-
-@dataclass(frozen=True)
-class CellPlace:
-    """The place of a variable that a function shares with the function around it."""
-
-    cell: types.CellType
-    name: str
-
-    def get(self) -> Any:
-        try:
-            return self.cell.cell_contents
-        except ValueError:
-            return NOTHING
-
-    def put(self, value: Any) -> None:
-        self.cell.cell_contents = value
-
-
-CapturedPlace = DictionaryPlace | ClassPlace | CellPlace
 
 
 @dataclass
@@ -203,26 +156,6 @@ def are_alike(now: Any, before: Any) -> bool:
     )
 
 
-def captured_items(container: Any) -> list[Any]:
-    """The values in a container; those of a dictionary, each after its key. Another thread may change it meanwhile."""
-    items = list(container.items() if isinstance(container, dict) else container)
-    return list(itertools.chain.from_iterable(items)) if isinstance(container, dict) else items
-
-
-def are_same_items(container: Any, items: Sequence[Any]) -> bool:
-    found = captured_items(container)
-    return len(found) == len(items) and all(map(operator.is_, found, items))
-
-
-def restore_items(container: Any, items: Sequence[Any]) -> None:
-    """Let a container hold what it held."""
-    container.clear()
-    if isinstance(container, dict):
-        container.update(zip(items[::2], items[1::2], strict=True))
-    else:
-        (container.update if isinstance(container, set) else container.extend)(items)
-
-
 class CaptureSearch:
     """Follows functions and objects to the values that they lead to."""
 
@@ -233,7 +166,8 @@ class CaptureSearch:
         self.holders: list[Any] = []
         self.classes: dict[type, None] = {}
         self.attributes: dict[str, None] = dict.fromkeys(IMPLICIT)
-        self.assigned: set[str] = set()
+        self.optional: set[str] = set()
+        self.computes_names = False
         self.queue: list[Any] = []
 
     def run(self, functions: Iterable[Any]) -> Captured:
@@ -246,9 +180,11 @@ class CaptureSearch:
                 return self.found
 
     def look_up_attributes(self) -> bool:
-        """Add the attributes of objects whose names occur in the code. Returns whether there were new ones."""
+        """Add the attributes of objects whose names occur in the code, or all. Returns whether there were new ones."""
         before = len(self.known_places)
         for holder in list(self.holders):
+            if self.computes_names:
+                self.add_all(holder)
             for name in list(self.attributes):
                 self.look_up(holder, name)
         return len(self.known_places) > before or bool(self.queue)
@@ -256,9 +192,26 @@ class CaptureSearch:
     def look_up(self, holder: Any, name: str) -> None:
         """Add one attribute of an object, class, function or module, if it is there or may be."""
         is_class = isinstance(holder, type)
-        may_be_added = name in self.assigned and (id(holder) in self.seen or not is_class)
+        may_be_added = name in self.optional and (id(holder) in self.seen or not is_class)
         if name in vars(holder) or may_be_added or is_value_of_class(type(holder), name):
-            self.add(id(holder), ClassPlace(holder, name) if is_class else DictionaryPlace(vars(holder), name))
+            self.add(id(holder), attribute_place(holder, name))
+
+    def add_all(self, holder: Any) -> None:
+        """Add all attributes of an object, unless they are there. Objects of libraries lead to too much to be followed."""
+        if (id(holder), "") in self.known_places:
+            return
+        self.known_places.add((id(holder), ""))
+        if is_of_user(holder):
+            self.add_container(AllAttributes(holder))
+        else:
+            items = captured_items(AllAttributes(holder))
+            inside = [(each, captured_items(each)) for each in items if isinstance(each, WITH_ITEMS)]
+            self.found.containers += [(AllAttributes(holder), items), *inside]
+
+    def add_container(self, container: Any) -> None:
+        items = captured_items(container)
+        self.found.containers.append((container, items))
+        self.queue += items
 
     def add(self, owner: int, place: CapturedPlace) -> None:
         """Add a place, unless it is there, and follow its value."""
@@ -289,9 +242,12 @@ class CaptureSearch:
             self.queue += methods_of(value, MAKING)
         elif isinstance(value, types.ModuleType):
             self.holders += [] if is_installed_value(value) else [value]
-        elif isinstance(value, WITH_ITEMS):
-            self.found.containers.append((value, captured_items(value)))
-            self.queue += captured_items(value)
+        elif isinstance(value, weakref.ref):
+            self.queue.append(value())
+        elif isinstance(value, ContextVar):
+            self.add(id(value), ContextPlace(value))
+        elif isinstance(value, WITH_ITEMS) or is_mapping_of_library(value):
+            self.add_container(value)
         elif not is_fixed(value):
             self.visit_object(value)
 
@@ -307,6 +263,7 @@ class CaptureSearch:
 
     def visit_object(self, value: Any) -> None:
         """Follow the attributes of an object. One with other state is compared by content, if its class is the user's."""
+        self.computes_names |= isinstance(value, (operator.attrgetter, operator.methodcaller))
         attributes = getattr(value, "__dict__", None)
         if isinstance(attributes, dict):
             self.holders.append(value)
@@ -318,10 +275,11 @@ class CaptureSearch:
 
     def add_class(self, kind: type) -> None:
         """Follow the methods of a class that Python calls. Others are attributes, whose names occur in the code."""
-        new = [base for base in kind.__mro__ if base not in self.classes and not is_installed_value(base)]
+        bases = dict.fromkeys((*inspect.getmro(kind), *inspect.getmro(type(kind))))
+        new = [base for base in bases if base not in self.classes and not is_installed_value(base)]
         self.classes.update(dict.fromkeys(new))
         self.holders += new
-        self.queue += [method for base in new for method in methods_of(base, CALLED)]
+        self.queue += [value for base in new for name, value in vars(base).items() if is_called_by_python(name, value)]
 
     def follow(self, function: types.FunctionType, is_first: bool) -> None:
         """Add what a function reads. An island reads it in each call."""
@@ -336,7 +294,11 @@ class CaptureSearch:
         self.holders.append(function)
         reads = code_reads(function.__code__)
         self.attributes |= dict.fromkeys(sorted(reads.attributes))
-        self.assigned |= reads.assigned
+        self.optional |= reads.optional
+        computed_of = (function.__globals__.get(name) for name in reads.computed_of)
+        self.computes_names |= reads.computes_names or not all(map(is_installed_value, computed_of))
+        if not (is_of_library or reads.globals.isdisjoint(READS_GLOBALS)):
+            self.add_container(function.__globals__)
         for name in () if is_of_library else sorted(reads.globals):  # a trace replaces some of torch's for a while
             if name in function.__globals__ or not hasattr(builtins, name):
                 self.add(id(function.__globals__), DictionaryPlace(function.__globals__, name))
@@ -378,6 +340,22 @@ def is_value_of_class(kind: type, name: str) -> bool:
     return found is not NOTHING and not hasattr(found, "__get__")
 
 
+def is_called_by_python(name: str, value: Any) -> bool:
+    """Whether an attribute of a class is a method that Python calls where its name does not occur in the code."""
+    return is_special(name) and name not in MAKING and type(value) in PARTS_OF_CALLABLES
+
+
+def is_of_user(holder: Any) -> bool:
+    """Whether the user has made the attributes of an object: those of a class, function or module, or by a class."""
+    kinds = (type, types.FunctionType, types.ModuleType, types.SimpleNamespace)
+    return isinstance(holder, kinds) or not is_installed_value(type(holder))
+
+
+def is_mapping_of_library(value: Any) -> bool:
+    """Whether the code of an installed package reads what an object holds, under keys."""
+    return isinstance(value, Mapping) and is_installed_value(type(value))
+
+
 def methods_of(kind: type, names: Iterable[str]) -> list[Any]:
     """The methods of a class with some of the names."""
     return [vars(kind)[name] for name in names if name in vars(kind)]
@@ -407,7 +385,7 @@ class KeyNumbering:
             return [value]
         if (read_parts := PARTS_OF_CALLABLES.get(type(value))) is not None:
             return map(self.key_of, read_parts(value))
-        if isinstance(value, WITH_ITEMS):
+        if isinstance(value, (*WITH_ITEMS, AllAttributes)) or is_mapping_of_library(value):
             return map(self.key_of, captured_items(value))
         return [] if is_plain_object(value) else [Identity(value)]
 

@@ -18,16 +18,8 @@ from typing import Any
 from torch import nn
 
 from aotgrad import torch_compat
-from aotgrad.guards.captured_values import (
-    NOTHING,
-    WITH_ITEMS,
-    Captured,
-    CapturedChange,
-    DictionaryPlace,
-    captured_items,
-    changed_containers,
-    is_installed_value,
-)
+from aotgrad.guards.captured_places import NOTHING, WITH_ITEMS, DictionaryPlace, captured_items
+from aotgrad.guards.captured_values import Captured, CapturedChange, changed_containers, is_installed_value
 from aotgrad.guards.module_slots import HOOK_FLAGS, HOOKS, SKIPPED
 from aotgrad.guards.python_values import is_fixed
 

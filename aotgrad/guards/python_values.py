@@ -21,8 +21,10 @@ import torch
 import torch.fx
 
 PLAIN = frozenset({bool, int, str, bytes, type(None), type(...), range, torch.dtype, torch.device, torch.layout})
-BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, weakref.ref)
+BY_IDENTITY = (type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType)
 BY_IDENTITY += (torch._ops.OpOverload, torch.fx.Graph)
+REFERENCES = (torch.Tensor, torch.Generator, weakref.ref)
+"""Objects that a plan reads at each call."""
 
 
 class Identity:
@@ -85,7 +87,7 @@ def hashable_key(value: Any, seen: KnownKeys | None = None) -> Hashable:
         return (kind, value.name)
     if isinstance(value, BY_IDENTITY):
         return value
-    if isinstance(value, torch.Tensor | torch.Generator):
+    if isinstance(value, REFERENCES):
         return Identity(value)
     seen = {} if seen is None else seen
     if id(value) in seen:
@@ -98,9 +100,7 @@ def hashable_key(value: Any, seen: KnownKeys | None = None) -> Hashable:
 
 def is_fixed(value: Any) -> bool:
     """Whether a value has no state that could change."""
-    return type(value) in PLAIN or isinstance(
-        value, (float, complex, enum.Enum, torch.Tensor, torch.Generator, *BY_IDENTITY)
-    )
+    return type(value) in PLAIN or isinstance(value, (float, complex, enum.Enum, *REFERENCES, *BY_IDENTITY))
 
 
 def contents(value: Any, seen: KnownKeys) -> Hashable:

@@ -27,6 +27,7 @@ from torch import nn
 from aotgrad import torch_compat
 from aotgrad.capture import regions
 from aotgrad.errors import CaptureError
+from aotgrad.guards.captured_places import WITH_ITEMS, is_special
 from aotgrad.guards.captured_values import Captured
 from aotgrad.guards.dictionaries import Watch, watch
 from aotgrad.guards.module_slots import (
@@ -150,17 +151,10 @@ def class_attributes(kind: type) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in vars(kind).items() if is_fixed(value) or not is_special(name)]
 
 
-def is_special(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
-
-
 def is_readable(value: Any) -> bool:
     """Whether a class attribute is compared by content; properties, locks and opaque objects are compared by identity."""
-    has_parts = type(value) in CONTAINERS or is_plain_object(value)
+    has_parts = isinstance(value, WITH_ITEMS) or is_plain_object(value)
     return is_fixed(value) or (has_parts and not hasattr(value, "__get__") and hashable_key(value) == hashable_key(value))
-
-
-CONTAINERS = (list, dict, OrderedDict, set, tuple, frozenset)
 
 
 class Unchanged:

@@ -50,7 +50,69 @@ def test_names_of_code():
 
     reads = code_reads(f.__code__)
     assert {"CONFIG", "SHIFTS", "helper", "math"} <= reads.globals
-    assert {"step", "pi", "unbind"} <= reads.attributes and reads.assigned == {"step"}
+    assert {"step", "pi", "unbind"} <= reads.attributes and reads.optional == {"step"}
+    assert not reads.computes_names
+
+
+NAMES_ASKED = {
+    "one": lambda x: getattr(CONFIG, "rate"),  # noqa: B009
+    "with a default": lambda x: getattr(CONFIG, "rate", x * 2 + 1),
+    "of a result": lambda x: getattr(helper(x)[SCALE], "rate"),  # noqa: B009
+    "of another": lambda x: getattr(getattr(CONFIG, "rate"), "rate", x.t()),  # noqa: B009
+    "in a condition": lambda x: hasattr(CONFIG, "rate") and x,
+    "in an inner function": lambda x: [getattr(each, "rate", None) for each in x],
+    "assigned": lambda x: setattr(CONFIG, "rate", x),
+    "deleted": lambda x: delattr(CONFIG, "rate"),
+}
+NAMES_COMPUTED = {
+    "a variable": lambda x, name: getattr(x, name),
+    "of a result": lambda x, name: getattr(helper(x), name),
+    "of an item": lambda x, name: getattr(CONFIG.rate[x], name),
+    "of a method": lambda x, name: getattr(CONFIG.rated(x), name),
+    "a sum": lambda x: getattr(x, "ra" + x, 1),
+    "a result": lambda x: getattr(x, "rate".lower()),
+    "formatted": lambda x: getattr(x, f"rate{x}", None),
+    "one of two": lambda x: getattr(CONFIG, "rate" if x else "step"),
+    "an item": lambda x: getattr(x, ("rate", "step")[x]),
+    "of a list": lambda *x: getattr(*x),
+    "by another function": lambda x: list(map(getattr, x)),
+    "vars": lambda x: vars(CONFIG)["rate"],
+    "a dictionary": lambda x: CONFIG.__dict__["rate"],
+}
+
+
+@pytest.mark.parametrize("case", NAMES_ASKED)
+def test_a_constant_name_is_known(case):
+    reads = code_reads(NAMES_ASKED[case].__code__)
+    assert reads.optional == {"rate"} <= reads.attributes and not reads.computes_names
+
+
+@pytest.mark.parametrize("case", NAMES_COMPUTED)
+def test_a_computed_name_may_be_any(case):
+    assert code_reads(NAMES_COMPUTED[case].__code__).computes_names
+
+
+def test_names_of_a_package_are_constants():
+    def read(x, name):
+        return getattr(nn.functional, name)(x) + getattr(torch, f"{name}_", None)(x)
+
+    reads = code_reads(read.__code__)
+    assert reads.computed_of == {"nn", "torch"} and not reads.computes_names
+    assert Captured.of([read]).is_empty
+    assert not Captured.of([lambda name: getattr(CONFIG.rate, name)]).is_empty
+
+
+def test_where_names_are_computed_all_attributes_count():
+    config = Config()
+    captured = Captured.of([lambda x, name: x * getattr(config, name)])
+    key = captured.key()
+    config.later = 1
+    assert not captured.is_current() and Captured.of([lambda x, name: x * getattr(config, name)]).key() != key
+    Config.width = 5
+    assert len(list(captured.changes())) == 2
+    for change in captured.changes():
+        change.undo()
+    assert captured.is_current() and vars(config) == {"rate": 0.5, "step": 0} and Config.width == 3
 
 
 def test_code_of_packages_is_installed():

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import copy
 import functools
+import operator
 import random
 import sys
+import threading
+import weakref
+from collections import ChainMap
+from contextvars import ContextVar
 from types import SimpleNamespace
 
 import numpy
@@ -130,6 +136,125 @@ CASES = (
 @pytest.mark.parametrize("make", CASES)
 def test_each_call_reads_the_present_values(make, backend):
     assert_same_in_each_call(make, backend)
+
+
+class OfClass(type):
+    """A metaclass with a property."""
+
+    @property
+    def shared(cls) -> float:
+        return cls.count
+
+
+class Box(metaclass=OfClass):
+    """A number that Python reads in many ways."""
+
+    count = 1.0
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self.chained = ChainMap({"scale": 1.0})
+        self.parsed = argparse.Namespace(scale=1.0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Box) and self.scale == other.scale
+
+    __hash__ = None
+
+    def __str__(self) -> str:
+        return "x" * int(self.scale)
+
+    def grow(self) -> None:
+        self.scale += 1
+        self.chained["scale"] += 1
+        self.parsed.scale += 1
+        self.local.scale += 1
+        self.later = 1
+        type(self).count += 1
+        VARIABLE.set(VARIABLE.get() + 1)
+
+
+class Shown:
+    """Has the attributes of another object."""
+
+    def __init__(self, box: Box) -> None:
+        self.box = box
+
+    def __getattr__(self, name: str) -> float:
+        return getattr(self.box, name)
+
+
+VARIABLE = ContextVar("variable", default=1.0)
+GET_SCALE = operator.attrgetter("scale")
+
+READS = {
+    "getattr": lambda box: getattr(box, "scale", 0.0),
+    "getattr of a name that is made": lambda box: getattr(box, "".join(("sca", "le"))),
+    "getattr of one that is formatted": lambda box: sum(getattr(box, f"{name}ale") for name in ("sc",)),
+    "hasattr": lambda box: 2.0 if hasattr(box, "later") else 1.0,
+    "__getattr__": lambda box: Shown(box).scale,
+    "getattr of an object of a library": lambda box: getattr(box.parsed, "scale".lower()),
+    "vars": lambda box: vars(box)["scale"],
+    "the number of attributes": lambda box: len(vars(box)),
+    "__dict__": lambda box: box.__dict__["scale"],
+    "attrgetter": lambda box: operator.attrgetter("scale")(box),
+    "an attrgetter from outside": lambda box: GET_SCALE(box),
+    "eval": lambda box: eval("box.scale"),
+    "globals": lambda box: globals()["VARIABLE"].get(),
+    "a context variable": lambda box: VARIABLE.get(),
+    "a variable of a thread": lambda box: box.local.scale,
+    "a mapping of a library": lambda box: box.chained["scale"],
+    "a comparison": lambda box: 1.0 if box == Box() else 2.0,
+    "a text": lambda box: len(str(box)),
+    "a property of a class": lambda box: type(box).shared + Box.shared,
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "backend"), [*((read, "nop") for read in READS), *((read, "aot_inductor") for read in ("getattr", "vars"))]
+)
+def test_a_value_is_read_in_another_way(read, backend):
+    def make():
+        box = Box()
+        box.local, Box.count = threading.local(), 1.0
+        box.local.scale = 1.0
+        VARIABLE.set(1.0)
+        return lambda x: (x * READS[read](box)).sin(), box.grow, ()
+
+    assert_same_in_each_call(make, backend)
+
+
+def test_a_weak_reference_is_followed():
+    box = Box()
+    reference = weakref.ref(box, lambda _: None)
+    function = aotgrad.aot_function(lambda x: x * reference().scale, aotgrad.nop)
+    x = torch.ones(2)
+    assert function(x).tolist() == [1.0, 1.0]
+    box.scale = 2.0
+    assert function(x).tolist() == [2.0, 2.0]
+
+
+def test_each_thread_reads_its_own_variable():
+    local, x = threading.local(), torch.ones(2)
+    local.scale = 1.0
+    function = aotgrad.aot_function(lambda x: x * local.scale, aotgrad.nop)
+    found = [function(x).tolist()]
+
+    def other():
+        local.scale = 2.0
+        found.append(function(x).tolist())
+
+    thread = threading.Thread(target=other)
+    thread.start(), thread.join()
+    assert [*found, function(x).tolist()] == [[1.0, 1.0], [2.0, 2.0], [1.0, 1.0]]
+
+
+def test_a_constant_name_does_not_depend_on_other_attributes():
+    box = SimpleNamespace(scale=2.0, other=0)
+    function = aotgrad.aot_function(lambda x: x * getattr(box, "scale", 1.0), aotgrad.nop)
+    for box.other in range(3):
+        function(torch.ones(2))
+    assert len(function.plans()) == 1
 
 
 def test_values_of_before_find_their_plan():

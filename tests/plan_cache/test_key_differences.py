@@ -17,7 +17,7 @@ class Scaled(nn.Module):
         self.linear, self.scale = nn.Linear(2, 2), 0.5
 
     def forward(self, x, *, mode="sum"):
-        return getattr(self.linear(x), mode)() * self.scale
+        return {"sum": torch.sum, "mean": torch.mean}[mode](self.linear(x)) * self.scale
 
 
 def warning_of(call, change) -> str:
