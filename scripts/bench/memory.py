@@ -135,8 +135,8 @@ def first_step(run: Callable[[], None]) -> int | None:
     """Compile and warm up; return the estimated peak of the halves, if compiled."""
     expected: list[int] = []
 
-    def partitioned(joint: JointGraph, choose: Any, objective: Objective) -> Partition:
-        halves = partition(joint, choose, objective)
+    def partitioned(joint: JointGraph, choose: Any, objective: Objective, finish: Callable) -> Partition:
+        halves = partition(joint, choose, objective, finish)
         expected.append(simulated_peak(joint, halves, objective))
         return halves
 
