@@ -6,8 +6,8 @@ In: a `JointAnalysis` and an `Objective`. Out: a `Decision`, for `split`.
     saves h, since mm is expensive, and recomputes sin and cos: one value is held instead of two
 
 `policy` says what may be done with each value, `costs` and `fusion` what it costs, and `frontier` has the algorithm.
-Without a budget, a byte held is worth a byte moved, and only cheap ops are recomputed. With a budget, every correct choice
-is allowed, and the fastest one within the budget is taken.
+Without a budget, a byte held is worth a byte moved, or more where ops fuse, and only cheap ops are recomputed. With one,
+every correct choice is allowed, and the fastest one within the budget is taken.
 
 Minimum cuts for this purpose: H. He and S. Yu, "Transcending Runtime-Memory Tradeoffs in Checkpointing by being Fusion
 Aware" (MLSys 2023), where recomputing a value is free or forbidden; with finite costs, the cut is still exact.
@@ -32,8 +32,11 @@ from aotgrad.partition.peak import PeakFrontier
 from aotgrad.partition.policy import CAUTIOUS, FREE_HAND, Choice, Rules
 from aotgrad.partition.problem import Solution
 
-BALANCED = Rate(costs.TIME_PER_BYTE, 1)
-"""One byte held is worth as much time as one byte moved."""
+WORTH_OF_A_BYTE = costs.TIME_PER_BYTE
+"""Without a budget, a byte held is worth the time of one byte moved."""
+
+WORTH_OF_A_BYTE_IF_FUSED = costs.TIME_PER_BYTE * 3 // 2
+"""Three bytes moved for two held take no more time in fused kernels, which often have what is counted as read."""
 
 
 def min_cut(analysis: JointAnalysis, objective: Objective) -> Decision:
@@ -91,9 +94,10 @@ def without_budget(items: Items) -> Solution:
     Eager's formulas may be other ones, so its bytes may be out of reach. Those of all values in `analysis.crossing` are not.
     """
     limits = [costs.eager_bytes(items.analysis), costs.held_bytes_of(items.analysis, items.analysis.crossing)]
+    rate = Rate(WORTH_OF_A_BYTE_IF_FUSED if items.model.fuses else WORTH_OF_A_BYTE, 1)
 
     def balanced(frontier: AnyFrontier) -> Solution:
-        found = [frontier.at_most(BALANCED, limit) for limit in sorted(limit for limit in limits if limit is not None)]
+        found = [frontier.at_most(rate, limit) for limit in sorted(limit for limit in limits if limit is not None)]
         return min(found, key=lambda solution: solution.kept_bytes)
 
     return _expanded(items, balanced)

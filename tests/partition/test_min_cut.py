@@ -29,8 +29,8 @@ def saved_names(halves: Partition) -> list[str]:
     return [value.slot.name for value in halves.saved]
 
 
-def cut(joint) -> Partition:
-    return partition(joint, min_cut_rematerialization_partition)
+def cut(joint, fuses: bool = True) -> Partition:
+    return partition(joint, min_cut_rematerialization_partition, Objective(fuses=fuses))
 
 
 def tensor_bytes(halves: Partition) -> int:
@@ -76,9 +76,23 @@ def test_what_the_forward_writes_anyway_is_saved():
 
 
 def test_what_a_matrix_product_reads_is_saved():
-    """Recomputing gelu for `mm` writes its result to memory: no gain in traffic over saving it."""
+    """Recomputing gelu for a product writes its result to memory: done where ops fuse and a kernel reads `mm` anyway."""
     joint = joint_of(lambda x, w, v: F.gelu(x @ w) @ v, grad(8, 8), grad(8, 8), grad(8, 8), static=[1, 2])
-    assert {"mm", "gelu"} <= set(saved_names(cut(joint)))
+    assert {"mm", "gelu"} <= set(saved_names(cut(joint, fuses=False)))
+    assert "gelu" not in saved_names(cut(joint))
+
+
+def test_a_chain_of_sums_is_recomputed_where_ops_fuse():
+    """The sums of a residual network are saved now and then; each is one more tensor read between."""
+
+    def fn(x, *weights):
+        for w in weights:
+            x = x + F.gelu(x @ w)
+        return x.cos()
+
+    joint = joint_of(fn, *(grad(64, 64) for _ in range(5)), static=[1, 2, 3, 4])
+    saved, fused = (saved_names(cut(joint, fuses=fuses)) for fuses in (False, True))
+    assert len(fused) < len(saved)
 
 
 def test_constants_and_creation_run_again():
