@@ -353,7 +353,8 @@ def is_of_user(holder: Any) -> bool:
 
 def is_mapping_of_library(value: Any) -> bool:
     """Whether the code of an installed package reads what an object holds, under keys."""
-    return isinstance(value, Mapping) and is_installed_value(type(value))
+    is_weak = isinstance(value, (weakref.WeakKeyDictionary, weakref.WeakValueDictionary))  # keeps nothing alive
+    return isinstance(value, Mapping) and not is_weak and is_installed_value(type(value))
 
 
 def methods_of(kind: type, names: Iterable[str]) -> list[Any]:

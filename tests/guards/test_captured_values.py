@@ -6,6 +6,7 @@ import functools
 import math
 import subprocess
 import sys
+import weakref
 from types import SimpleNamespace
 
 import numpy
@@ -100,6 +101,15 @@ def test_names_of_a_package_are_constants():
     assert reads.computed_of == {"nn", "torch"} and not reads.computes_names
     assert Captured.of([read]).is_empty
     assert not Captured.of([lambda name: getattr(CONFIG.rate, name)]).is_empty
+
+
+def test_a_weak_mapping_keeps_nothing_alive():
+    config = Config()
+    table = weakref.WeakValueDictionary(only=config)
+    captured = Captured.of([lambda x: x * table["only"].rate])
+    reference = weakref.ref(config)
+    del config
+    assert reference() is None and [place.name for place in captured.places] == ["table"]
 
 
 def test_where_names_are_computed_all_attributes_count():
