@@ -24,7 +24,7 @@ class Objective:
 
     Attributes:
         memory_budget: a limit on what is saved, or on the peak. An int is in bytes, a float a fraction (from 0 to 1) of
-            what the plan without a budget takes. `None`: the fastest plan, and among equally fast ones the smallest.
+            what the plan without a budget takes. `None`: a balance of bytes held and bytes moved, see `min_cut`.
         budget_of: what the budget limits: `"saved"` bytes, or the simulated `"peak"` of memory in forward and backward.
         fuses: whether the backend fuses ops into kernels.
         flops_per_byte: floating point operations that the device does while it moves a byte; `None`: by device type;
