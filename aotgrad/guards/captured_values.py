@@ -45,12 +45,19 @@ from aotgrad.guards.captured_places import (
     is_special,
     restore_items,
 )
-from aotgrad.guards.code_reads import READS_GLOBALS, code_reads, is_installed
+from aotgrad.guards.code_reads import IMPLIED, READS_GLOBALS, code_reads, is_installed
 from aotgrad.guards.module_slots import HOOKS
 from aotgrad.guards.python_values import Identity, hashable_key, is_fixed, is_plain_object
 
 MAKING = ("__new__", "__init__", "__post_init__")
 """The methods by which Python makes an object."""
+
+NOT_BY_OPERATORS = frozenset(
+    {*MAKING, *itertools.chain(*(each.methods for each in IMPLIED))}
+    | {"__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__getnewargs__", "__copy__", "__deepcopy__"}
+    | {"__del__", "__dir__", "__sizeof__", "__set_name__", "__init_subclass__", "__class_getitem__", "__subclasshook__"}
+)
+"""The special methods that `code_reads` finds where code calls them, and those that compute nothing."""
 
 IMPLICIT = ("forward", "backward", "setup_context", "vmap", "jvp")
 """The methods that torch calls."""
@@ -342,7 +349,7 @@ def is_value_of_class(kind: type, name: str) -> bool:
 
 def is_called_by_python(name: str, value: Any) -> bool:
     """Whether an attribute of a class is a method that Python calls where its name does not occur in the code."""
-    return is_special(name) and name not in MAKING and type(value) in PARTS_OF_CALLABLES
+    return is_special(name) and name not in NOT_BY_OPERATORS and type(value) in PARTS_OF_CALLABLES
 
 
 def is_of_user(holder: Any) -> bool:

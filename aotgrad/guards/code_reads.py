@@ -12,7 +12,7 @@ import functools
 import operator
 import sysconfig
 import types
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,6 +59,8 @@ def own_reads(code: types.CodeType) -> CodeReads:
     variables = (k for k, each in enumerate(instructions, 1) if each.opname in LOADS_VARIABLE and each.argval in TAKES_NAME)
     asked = [arguments_asked(instructions[k:]) for k in variables]
     constants = {each.name for each in asked if each.name is not None}
+    operations = {each.opname for each in instructions}
+    implied = {name for each in IMPLIED if each.is_in(operations, found["globals"]) for name in each.methods}
     computed = [each.owner for each in asked if each.name is None]
     computes_names = None in computed or not (
         found["globals"].isdisjoint({*READS_GLOBALS, "vars", "dir"})
@@ -66,7 +68,7 @@ def own_reads(code: types.CodeType) -> CodeReads:
     )
     return CodeReads(
         globals=frozenset(found["globals"]),
-        attributes=frozenset(found["attributes"] | constants),
+        attributes=frozenset(found["attributes"] | constants | implied),
         optional=frozenset(found["optional"] | constants),
         modules=frozenset(found["modules"]),
         computes_names=computes_names and code.co_name not in TAKES_NAME_OF_CALLER,
@@ -81,6 +83,27 @@ OPERATIONS: dict[str, tuple[str, ...]] = {
     "modules": ("IMPORT_NAME",),
 }
 """The beginnings of the names of Python's operations, by what their argument is."""
+
+
+class Implied(NamedTuple):
+    """Methods that Python calls for some operations and builtins, although their names do not occur in the code."""
+
+    operations: tuple[str, ...]
+    builtins: tuple[str, ...]
+    methods: tuple[str, ...]
+
+    def is_in(self, operations: Iterable[str], variables: Collection[str]) -> bool:
+        named = any(name in variables for name in self.builtins)
+        return named or any(operation.startswith(self.operations) for operation in operations)
+
+
+TEXTS = Implied(("FORMAT_", "CONVERT_VALUE"), ("str", "repr", "format"), ("__str__", "__repr__", "__format__"))
+COMPARISONS = Implied(
+    ("COMPARE_OP", "CONTAINS_OP"),
+    ("sorted", "min", "max", "set", "dict", "hash"),
+    ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__"),
+)
+IMPLIED = (TEXTS, COMPARISONS)
 
 LOADS_VARIABLE = ("LOAD_GLOBAL", "LOAD_NAME")
 TAKES_NAME = ("getattr", "hasattr", "setattr", "delattr")

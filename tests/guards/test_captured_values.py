@@ -103,6 +103,33 @@ def test_names_of_a_package_are_constants():
     assert not Captured.of([lambda name: getattr(CONFIG.rate, name)]).is_empty
 
 
+class Shown:
+    """Its methods for pickling, texts and comparisons read all attributes."""
+
+    def __init__(self):
+        self.rate, self.step = 0.5, 0
+
+    def __getstate__(self):
+        return dict(self.__dict__)
+
+    def __repr__(self):
+        return str(vars(self))
+
+    def __eq__(self, other):
+        return vars(self) == vars(other)
+
+    __hash__ = None
+
+
+def test_methods_count_where_code_may_call_them():
+    shown = Shown()
+    assert names_in(lambda x: x * shown.rate) == ["rate", "shown"]
+    for function in (lambda x: f"{shown}", lambda x: repr(shown), lambda x: x * (shown == x)):
+        captured = Captured.of([function])
+        shown.step += 1
+        assert not captured.is_current()
+
+
 def test_a_weak_mapping_keeps_nothing_alive():
     config = Config()
     table = weakref.WeakValueDictionary(only=config)
