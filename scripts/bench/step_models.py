@@ -2,17 +2,23 @@
 
     step = STEPS["gpt6"]()
     step.model(*step.inputs).backward()
+    models, inputs = beside_eager("gpt6", {"aotgrad": {"backend": "aotgrad"}})
+    print_table(__doc__, ["", "bytes"], row)                   of the models that the command line names
 
 Three are models of the `transformers` library, with random weights.
 """
 
-from collections.abc import Callable
+import argparse
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from capture import LSTM, ManyParameters
 from models import Classifier, mlp, resnet
 from partition_models import LENGTH, FromTransformers, ResidualMLP, Transformer, UNet
+from tabulate import tabulate
+from timing import add_threads, environment
 from torch import Tensor, nn
 
 WORDS, WIDTH, CLASSES, BATCH = 1000, 96, 10, 8
@@ -75,3 +81,28 @@ STEPS: dict[str, Callable[[], Step]] = {
     "hf_bert": lambda: of_transformers(bert),
     "hf_llama": lambda: of_transformers(llama),
 }
+
+
+def beside_eager(name: str, compiled: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, nn.Module], tuple[Tensor, ...]]:
+    """A model as "eager", copies compiled with these arguments of `torch.compile`, and its inputs."""
+    torch.manual_seed(0)
+    model, inputs = STEPS[name]()
+    torch._dynamo.reset()
+    models = {"eager": model} | {side: copy.deepcopy(model) for side in compiled}
+    for side, settings in compiled.items():
+        models[side].compile(**settings)
+    return models, inputs
+
+
+def print_table(description: str | None, headers: Sequence[str], row: Callable[[str], Sequence[str]]) -> None:
+    """Print a row for each of the models that the command line names. `row` takes a name; `headers` begin with the unit."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=list(STEPS), help="which models")
+    parser.add_argument("--markdown", action="store_true", help="print a table for a document")
+    add_threads(parser)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    tablefmt = "github" if arguments.markdown else "simple"
+    align = ["left", *["right"] * (len(headers) - 1)]
+    print(f"{environment()}\n")
+    print(tabulate(map(row, arguments.only), headers, tablefmt, disable_numparse=True, colalign=align))
