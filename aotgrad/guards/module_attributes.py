@@ -10,7 +10,6 @@ Parameters and buffers are in other places.
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from torch import nn
 
 from aotgrad import torch_compat
 from aotgrad.guards.captured_places import NOTHING, WITH_ITEMS, DictionaryPlace, captured_items
-from aotgrad.guards.captured_values import Captured, CapturedChange, changed_containers, is_installed_value
+from aotgrad.guards.captured_values import Captured, CapturedChange, changed_containers, is_of_user
 from aotgrad.guards.module_slots import HOOK_FLAGS, HOOKS, SKIPPED
 from aotgrad.guards.python_values import is_fixed
 
@@ -89,5 +88,4 @@ class CapturedState:
 
 def has_users_attributes(value: Any) -> bool:
     """Whether the attributes of an object are the user's. Objects of libraries may be shared with other threads."""
-    is_users = isinstance(value, (nn.Module, types.SimpleNamespace)) or not is_installed_value(type(value))
-    return is_users and isinstance(getattr(value, "__dict__", None), dict)
+    return (isinstance(value, nn.Module) or is_of_user(value)) and isinstance(getattr(value, "__dict__", None), dict)
