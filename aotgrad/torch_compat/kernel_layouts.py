@@ -1,7 +1,8 @@
-"""Ops whose fake results torch lays out otherwise than their kernels do, or whose fakes refuse what kernels take.
+"""Ops that torch's fakes or decompositions lay out otherwise than kernels do, or whose fakes refuse what kernels take.
 
-Fakes of these ops come from decompositions, and a decomposition lays out its result as its last op does. A graph that trusts
-such a fake takes a view where eager copies. Where a backend decomposes the ops, `in_kernel_layout` corrects the results.
+Most fakes of these ops come from decompositions, and a decomposition lays out its result as its last op does. A graph that
+trusts such a fake takes a view where eager copies. Where a backend decomposes the ops, `in_kernel_layout` corrects the
+results.
 """
 
 from __future__ import annotations

@@ -224,20 +224,22 @@ def test_a_value_is_read_in_another_way(read, backend):
     assert_same_in_each_call(make, backend)
 
 
-def test_a_weak_reference_is_followed():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_weak_reference_is_followed(backend):
     box = Box()
     reference = weakref.ref(box, lambda _: None)
-    function = aotgrad.aot_function(lambda x: x * reference().scale, aotgrad.nop)
+    function = compiled(lambda x: x * reference().scale, backend)
     x = torch.ones(2)
     assert function(x).tolist() == [1.0, 1.0]
     box.scale = 2.0
     assert function(x).tolist() == [2.0, 2.0]
 
 
-def test_each_thread_reads_its_own_variable():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_thread_reads_its_own_variable(backend):
     local, x = threading.local(), torch.ones(2)
     local.scale = 1.0
-    function = aotgrad.aot_function(lambda x: x * local.scale, aotgrad.nop)
+    function = compiled(lambda x: x * local.scale, backend)
     found = [function(x).tolist()]
 
     def other():
