@@ -34,7 +34,7 @@ SHARED = (
     "telemetry",
     "torch_compat",
 )
-TOP_LEVEL = ("__init__", "__main__", "api", "errors", "ir", "options", "pipeline", "slots")
+TOP_LEVEL = ("__init__", "__main__", "api", "errors", "options", "pipeline", "slots")
 PEER = ("torch._functorch.aot_autograd", "torch._functorch._aot_autograd", "torch._functorch.partitioners", "functorch")
 # Types without a public name, the only pytree module there is, and attributes of tensors and ops without a substitute.
 PRIVATE_BUT_ALLOWED = {"torch._ops.OpOverload", "torch._ops.HigherOrderOperator", "torch.utils._pytree"}

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.graph.geometry import Geometry
 from aotgrad.ir import (
     CallingConvention,
-    Geometry,
     InputSpec,
     InputState,
     MemberInput,

@@ -12,13 +12,13 @@ import torch
 from aotgrad import checkpoint_name, verify
 from aotgrad.backends.base import checked_arity
 from aotgrad.errors import ContractError
+from aotgrad.graph.geometry import Geometry
 from aotgrad.ir import (
     AliasOfInput,
     AliasOfIntermediate,
     AliasOfIntermediateBaseIsUserOutput,
     AliasOfOutput,
     ConstantOutput,
-    Geometry,
     IsInput,
     IsOutput,
     MutationType,
