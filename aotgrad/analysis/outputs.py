@@ -37,6 +37,7 @@ from aotgrad.analysis.views import (
     without_prefix,
 )
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError, add_note
+from aotgrad.graph.geometry import Geometry
 
 CONSTANTS = (
     *(torch.Size, type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, type(Ellipsis)),
@@ -356,7 +357,7 @@ class _Outputs:
             return parent
         steps = without_prefix(self.steps_from(storage, value), own)
         replay = (
-            self.replay_strided(position, value, base, ir.Geometry.of(value))
+            self.replay_strided(position, value, base, Geometry.of(value))
             if steps is None or (output is not None and not steps)  # the output has the geometry that its base got later
             else self.replay(position, value, base, steps, counted)
         )
@@ -389,7 +390,7 @@ class _Outputs:
             steps = (*steps, DETACH_STEP)
         return replay_of_chain(steps, self.grad_mode_for(position, value, base, detached or detaches(steps)))
 
-    def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor, geometry: ir.Geometry) -> ir.ViewReplay:
+    def replay_strided(self, position: int, value: torch.Tensor, base: torch.Tensor, geometry: Geometry) -> ir.ViewReplay:
         if (value.dtype, value.is_conj(), value.is_neg()) != (base.dtype, base.is_conj(), base.is_neg()):
             raise UnsupportedAliasingError(
                 f"output {position} shares memory with a tensor of another dtype ({value.dtype} and {base.dtype}), or one "

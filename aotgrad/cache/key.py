@@ -27,6 +27,7 @@ from aotgrad.cache.serialize import BUILT_IN_NAMESPACES, HIGHER_ORDER, Encoder, 
 from aotgrad.cache.store import IS_SUPPORTED
 from aotgrad.capture.fake import make_input_specs
 from aotgrad.convention import Dedupe
+from aotgrad.graph.node_tags import REGION_TAGS
 from aotgrad.guards.module_slots import slots_of
 from aotgrad.ir import InputHint, TensorInput
 from aotgrad.options import Options
@@ -44,7 +45,7 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 RUN_THROUGH = frozenset({"tag_activation_checkpoint", "autograd_function_apply"})
 """Higher-order operators that a trace inlines: only the computation of their graphs remains."""
 
-TRACED_META = ("recompute", "custom", "ac_graph_id", "has_backward_hook")
+TRACED_META = (*REGION_TAGS, "custom")
 """Further metadata that a trace copies to its nodes; a graph with such metadata is not stored."""
 
 IRRELEVANT_OPTIONS = ("cache", "enabled", "on_error", "plan_limit", "verify", *(f"{place}_passes" for place in PLACES))

@@ -30,6 +30,7 @@ from aotgrad.cache.io import assume, count_bypass, plan_store, read_entry, stori
 from aotgrad.cache.key import NotCacheable, compilation_key
 from aotgrad.cache.serialize import DamagedEntry, Encoder, NotSerializable
 from aotgrad.cache.store import Store, count_failure
+from aotgrad.graph.node_tags import PARTITION_TAGS
 from aotgrad.ir import Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.passes.known_values import KnownValues
 from aotgrad.pipeline import Compiler, compile_forward, lower, partition_graph
@@ -38,7 +39,7 @@ from aotgrad.telemetry.graph_names import GraphNames
 from aotgrad.telemetry.observer import Observer, is_watched
 from aotgrad.torch_compat import FakeTensorMode, conditions_since, fake_mode_of, guards_of_mode, symbolic_state
 
-TAGS = ("recompute", "checkpoint_policy", "has_backward_hook", "partitioner_tag", "inner_backward", "inner_gradient")
+TAGS = tuple(tag for tag in PARTITION_TAGS if tag != "ac_graph_id")
 """The metadata that the partition reads, besides the checkpoint region."""
 
 

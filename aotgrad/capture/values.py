@@ -34,6 +34,7 @@ from aotgrad.graph.copies import copy_node
 from aotgrad.graph.dependents import dependencies_of
 from aotgrad.graph.draws import RepeatedDraw
 from aotgrad.graph.lazy_module import LazyGraphModule
+from aotgrad.graph.node_tags import PARTITION_TAGS
 from aotgrad.guards.data_dependent import Condition, Level, ValueGuard, evaluate
 from aotgrad.ir import CallingConvention, MemberInput, SymInput, SyntheticBase
 from aotgrad.torch_compat import FakeTensor, FakeTensorMode, Read
@@ -236,7 +237,7 @@ class ValueReads:
         return value
 
 
-COPIED_META = ("val", "seq_nr", "inner_backward", "inner_gradient", "recompute", "ac_graph_id")
+COPIED_META = ("val", "seq_nr", *PARTITION_TAGS)
 """What a node of the guard knows of the node of the trace: its value, and what the partition asks for."""
 
 

@@ -12,6 +12,7 @@ equality             which nodes compute the same
 geometry             where a tensor lies in its storage
 gradient_masks       which gradients an op can skip
 memory_owners        whose memory a value lies in
+node_tags            what a node asks of the partition
 source_lines         which user code a node comes from
 symbols              which symbols a value mentions
 

@@ -35,14 +35,8 @@ from aotgrad.ir import (
     OpenTrace,
     TensorInput,
     ViewAndMutationMeta,
-    needs_sentinel,
 )
-from aotgrad.joint.attribution import (
-    NO_SEGMENTS,
-    arrivals,
-    attributed_to_forward,
-    eager_dtypes,
-)
+from aotgrad.joint.attribution import NO_SEGMENTS, arrivals, attributed_to_forward, eager_dtypes
 from aotgrad.joint.cases import OtherCases, join_cases, trace_other_cases
 from aotgrad.joint.effects import Effects, Place, storages
 from aotgrad.joint.failures import (
@@ -53,6 +47,7 @@ from aotgrad.joint.failures import (
     passed_over,
     reject_wrapped_gradients,
 )
+from aotgrad.joint.gradient_order import backward_segments, gradient_rank
 from aotgrad.joint.none_gradients import WorkBehindNone, has_cuts_outside, has_work_behind_none
 from aotgrad.joint.outside_views import View, views_outside
 from aotgrad.joint.saved_values import (
@@ -76,7 +71,6 @@ from aotgrad.joint.segments import (
     ends_without_inputs,
     external_views_by_edge,
     find_segments,
-    order_for_engine,
     positions_of,
     single_segment,
     taken_apart,
@@ -89,9 +83,7 @@ from aotgrad.slots import (
     GradientTarget,
     IntermediateBase,
     Memory,
-    OldInput,
     Primal,
-    ReturnedView,
     ReturnedWrapper,
     SegmentBoundary,
     SlotSignature,
@@ -387,7 +379,7 @@ def _gradients_behind_failures(
         return []
     failures, is_one = segmentation.failures.items(), segmentation.count == 1
     found = [(None if is_one else segmentation.segment_of[node], to) for node, each in failures for to in each.targets]
-    pairs = sorted(set(found), key=lambda pair: _gradient_rank(Gradient(pair[1], pair[0] or 0)))
+    pairs = sorted(set(found), key=lambda pair: gradient_rank(Gradient(pair[1], pair[0] or 0)))
     there = {(gradient.segment, gradient.of) for gradient, value in gradients.items() if value is not None}
     return [Gradient(target, segment) for segment, target in pairs if (segment, target) not in there]
 
@@ -577,7 +569,7 @@ def _gradients_of_segments(
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):
         terms = {gradient: fitted(capture, gradient, term) for gradient, term in cut_backward.terms().items()}
         passages = dict(_passages(cut_backward.collected, segmentation))
-    gradients = {gradient: terms[gradient] for gradient in sorted(terms, key=_gradient_rank)}
+    gradients = {gradient: terms[gradient] for gradient in sorted(terms, key=gradient_rank)}
     entered = {**tangents, **cuts}
     entry = _segments_of_tangents(outputs, entered, segmentation)
     return FoundGradients(entered, gradients, entry, list(cut_backward.left), passages, forms)
@@ -604,57 +596,11 @@ def accumulators(capture: Capture, segmentation: Segmentation) -> list[GradientE
     return [GradientEdge(*edge) for edge in inputs if hasattr(edge[0], "variable")] if capture.assigned else []
 
 
-GRADIENT_KINDS = (
-    *(Primal, UpdatedInput, UserOutput, IntermediateBase),
-    *(ReturnedView, ReturnedWrapper, OldInput, SegmentBoundary),
-)
-
-
-def _gradient_rank(gradient: Gradient) -> tuple[Any, ...]:
-    """Orders gradients by segment, and within one: of primals, results, views, cuts."""
-    of = gradient.of
-    term, part = gradient.term, of.part if isinstance(of, ReturnedWrapper) else 0
-    if isinstance(of, SegmentBoundary) and of.is_part:
-        term, part = of.term, of.part
-    return gradient.segment, GRADIENT_KINDS.index(type(of)), of.index, term, part
-
-
 def _segments_of_tangents(
     outputs: Sequence[Result], tangents: Iterable[Tangent], segmentation: Segmentation
 ) -> dict[Tangent, int]:
     entered = entered_edges(outputs, segmentation, tangents)
     return {tangent: segmentation.segment_of[node] for tangent, (node, *_) in entered.items()}
-
-
-def backward_segments(
-    entry: Mapping[Tangent, int],
-    gradients: Sequence[Gradient],
-    left: Sequence[tuple[int, Primal]],
-    materialized: frozenset[int],
-) -> tuple[BackwardSegment, ...]:
-    """The segments, given the segment of each tangent, and the order in which segments complete gradients of primals."""
-    rank: dict[Any, int] = {item: position for position, item in enumerate(left)}
-
-    def order(gradient: Gradient) -> tuple[bool, int]:
-        primal = isinstance(gradient.of, Primal)
-        return primal, rank.get((gradient.segment or 0, gradient.of), len(rank))
-
-    def of_segment(segment: int) -> BackwardSegment:
-        tangents = tuple(tangent for tangent, number in entry.items() if number == segment)
-        found = sorted((g for g in gradients if (g.segment or 0) == segment), key=order)
-        return BackwardSegment(tangents, tuple(in_engine_order(found)), segment in materialized)
-
-    return tuple(map(of_segment, range(max(entry.values()) + 1)))
-
-
-def in_engine_order(gradients: Sequence[Gradient]) -> list[Gradient]:
-    """The order of a node's inputs for which the engine continues in the order of `gradients`.
-
-    The engine adds the terms of a sum in the order of the inputs, and queues the node of the sum at the last term.
-    """
-    last = {gradient.of: gradient for gradient in gradients}
-    earlier = [gradient for gradient in gradients if gradient is not last[gradient.of]]
-    return earlier + order_for_engine(list(last.values()), needs_sentinel(len(gradients)))
 
 
 def _reject_new_draws(capture: Capture, tangents: Sequence[torch.Tensor]) -> None:

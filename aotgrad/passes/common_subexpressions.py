@@ -17,6 +17,7 @@ import torch.fx as fx
 
 from aotgrad.graph import op_table
 from aotgrad.graph.equality import call_key
+from aotgrad.graph.node_tags import recompute_policy
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
 from aotgrad.passes.memory import MemoryOwnership
@@ -48,7 +49,7 @@ def expression(node: fx.Node) -> Hashable | None:
     if (draw is None and not ops.is_pure(node)) or gives_size(node):
         return None
     call = call_key(node)
-    return None if call is None else (call, rewrite.recompute_policy(node), draw)
+    return None if call is None else (call, recompute_policy(node), draw)
 
 
 def gives_size(node: fx.Node) -> bool:

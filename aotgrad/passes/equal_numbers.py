@@ -18,8 +18,9 @@ from aotgrad import torch_compat
 from aotgrad.graph import op_table
 from aotgrad.graph.ends import output_node, outputs_of
 from aotgrad.graph.equality import call_key, key_of_arguments
+from aotgrad.graph.node_tags import recompute_policy
 from aotgrad.ir import JointGraph
-from aotgrad.passes import ops, rewrite
+from aotgrad.passes import ops
 from aotgrad.slots import UpdatedInput
 
 EqualNumbers = Callable[[Sequence[fx.Node]], Sequence[Sequence[fx.Node]]]
@@ -83,7 +84,7 @@ def merge_calls(joint: JointGraph, numbers: Collection[fx.Node]) -> dict[Any, An
     for node in joint.module.graph.nodes:
         if found.isdisjoint(node.all_input_nodes) or not is_mergeable(node) or (key := key_of_number(node)) is None:
             continue
-        first = first_of.setdefault((key, rewrite.recompute_policy(node)), node)
+        first = first_of.setdefault((key, recompute_policy(node)), node)
         found.add(first)
         if first is node:
             rename_symbols(node, symbols)

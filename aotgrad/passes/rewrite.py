@@ -17,6 +17,7 @@ import torch.fx as fx
 
 from aotgrad import torch_compat
 from aotgrad.graph.geometry import same_value_type
+from aotgrad.graph.node_tags import recompute_policy
 from aotgrad.passes import ops
 
 
@@ -51,15 +52,6 @@ def traced_value(node: fx.Node) -> Any:
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta.get("val"))
     with torch_compat.bare_evaluation(), torch_compat.fake_mode_of(node.graph):
         return ops.run(node, args, kwargs)
-
-
-RECOMPUTE_TAGS = ("recompute", "ac_graph_id", "checkpoint_policy")
-"""The keys of the policies of checkpointing in `meta`."""
-
-
-def recompute_policy(node: fx.Node) -> tuple[Any, ...]:
-    """Equal for nodes that selective activation checkpointing treats alike."""
-    return tuple(node.meta.get(tag) for tag in RECOMPUTE_TAGS)
 
 
 def alike(one: fx.Node, other: fx.Node) -> bool:

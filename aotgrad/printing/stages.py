@@ -10,6 +10,7 @@ import torch.fx as fx
 from tabulate import tabulate
 
 from aotgrad import ir
+from aotgrad.graph.geometry import Geometry
 from aotgrad.graph.symbols import SYMBOLIC_NUMBERS
 from aotgrad.printing.graphs import (
     argument_text,
@@ -136,7 +137,7 @@ def input_alias_parts(info: ir.InputAliasInfo) -> Iterator[str]:
         yield "hidden from autograd"
 
 
-def geometry_text(geometry: ir.Geometry) -> str:
+def geometry_text(geometry: Geometry) -> str:
     sizes, strides = number_list(geometry.size), number_list(geometry.stride)
     return f"size {sizes}, stride {strides}, offset {geometry.offset!s}"
 

@@ -26,13 +26,14 @@ from aotgrad.plan_cache.entry import NotCompiled
 from aotgrad.runtime.recomputation import HigherOrder
 from aotgrad.subclasses.forms import form_of
 from aotgrad.telemetry.counters import counters
+from aotgrad.transforms.captured_function import CapturedFunction
 from aotgrad.transforms.closure_lifting import lift_closure
 from aotgrad.transforms.derived import CalledFunction
 from aotgrad.transforms.functorch import CallContext, SeveralNodes
 from aotgrad.transforms.jvp import call_with_duals
 from aotgrad.transforms.plans import DerivedPlans
 from aotgrad.transforms.subfunctions import CallResult, SubFunction
-from aotgrad.transforms.vjp import CapturedFunction, CompiledVjp
+from aotgrad.transforms.vjp import CompiledVjp
 from aotgrad.transforms.vmap import CompiledBatches
 
 VJP_LIMIT = 1024
