@@ -10,6 +10,7 @@ from unittest import mock
 import sympy
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv, free_unbacked_symbols
 
 
@@ -93,7 +94,16 @@ def known_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
     """Whether two lists of (symbolic) numbers are certainly equal; adds no guard."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-    return len(left) == len(right) and all(statically_known_true(a == b) for a, b in zip(left, right, strict=True))
+    return len(left) == len(right) and all(map(statically_known_true, _equalities(left, right)))
+
+
+def _equalities(left: Sequence[Any], right: Sequence[Any]) -> Iterator[Any]:
+    """Whether each two numbers are equal, perhaps symbolic. No graph notes the question: not all of them have a node."""
+    for one, other in zip(left, right, strict=True):
+        is_symbolic = isinstance(one, torch.SymInt) or isinstance(other, torch.SymInt)
+        with disable_proxy_modes_tracing() if is_symbolic else contextlib.nullcontext():
+            equal = one == other
+        yield equal
 
 
 def assumed_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
@@ -102,7 +112,7 @@ def assumed_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
         return True
     if len(left) != len(right) or _any_depends_on_data([*left, *right]) or hints(left) != hints(right):
         return False
-    return all(bool(a == b) for a, b in zip(left, right, strict=True))
+    return all(map(bool, _equalities(left, right)))
 
 
 def _any_depends_on_data(numbers: Sequence[Any]) -> bool:

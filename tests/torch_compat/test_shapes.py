@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
@@ -52,6 +53,19 @@ def test_equality_in_the_traced_call_is_guarded(fake_mode):
     assert not compat.assumed_equal([rows], [rows, rows]) and compat.guard_count(fake) == 0
     assert compat.assumed_equal([rows], [columns]) and compat.guard_count(fake) == 1
     assert compat.known_equal([rows], [columns])
+
+
+def test_a_question_about_a_number_without_a_node_while_a_graph_is_traced():
+    """The bytes of a storage have no node: a proxy mode that sees the question raises."""
+
+    def function(x):
+        found.append(compat.known_equal([x.untyped_storage().nbytes()], [x.size(0)]))
+        return x * 2
+
+    found: list[bool] = []
+    graph = make_fx(function, tracing_mode="symbolic")(torch.ones(5)[1:])
+    assert found == [False]
+    assert [node.op for node in graph.graph.nodes] == ["placeholder", "call_function", "output"]
 
 
 def test_holds_of_counts():
