@@ -15,6 +15,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_nodes
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol
@@ -51,6 +52,7 @@ class InlinedBackward:
         tangents = {slot: self.filled(graph, inputs[slot], layouts, k) for k, slot in enumerate(full.signature.incoming)}
         values = {node: {**inputs, **tangents}[slot] for slot, node in half.placeholders.items()}
         results: Any = copy_nodes(graph, half.module.graph, values)
+        let_dynamo_draw(graph)
         sources = tangents_behind(graph, {tangents[slot]: inputs[slot] for slot in tangents})
         graph.output(tuple(node and only_defined(graph, node, sources.get(node, ())) for node in results))
         return LazyGraphModule(half.module, graph)
@@ -85,6 +87,13 @@ class InlinedBackward:
         numbers = (number for layout in self.backward.layouts for part in layout for number in part)
         symbolic = filter(torch_compat.has_symbols, numbers)
         return {name for number in symbolic for name in torch_compat.symbolic_text(number)[1]} <= {*self.size_names}
+
+
+def let_dynamo_draw(graph: fx.Graph) -> None:
+    """Replace the op that draws from a given state, at which Dynamo breaks the graph, by torch's own."""
+    for node in graph.find_nodes(op="call_function", target=torch_compat.draw_again):
+        if torch_compat.can_draw_for_dynamo(op_table.drawing_device(node)):
+            node.target = torch_compat.draw_again_for_dynamo
 
 
 def or_zeros(

@@ -14,7 +14,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch._higher_order_ops.utils import autograd_not_implemented
 from torch._ops import HigherOrderOperator
-from torch._prims.rng_prims import graphsafe_run_with_rng_state
+from torch._prims.rng_prims import graphsafe_run_with_rng_state, run_with_rng_state
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 RANDOM_STATE_BYTES = {"cpu": 5056, "cuda": 16}
@@ -120,6 +120,9 @@ draw_and_record = _DrawAndRecord()
 
 draw_again = _DrawAgain()
 """`(state, op, *args) -> op(*args)` with the generator in that state; leaves the generator as it was."""
+
+draw_again_for_dynamo = run_with_rng_state
+"""The same, as Dynamo and torch's compilers know it. On a GPU it must be the current one."""
 
 draw_and_note = _DrawAndNote()
 """`(op, *args, rng_state) -> op(*args)`; the clone `rng_state` gets the state of the generator before.
@@ -229,6 +232,11 @@ class PythonGenerators:
         random.setstate(self.of_python)
         if self.of_numpy is not None:
             sys.modules["numpy"].random.set_state(self.of_numpy)
+
+
+def can_draw_for_dynamo(device: torch.device) -> bool:
+    """Whether draws on a device are the same in `draw_again_for_dynamo`, whichever GPU is current."""
+    return device.type != "cuda" or torch.cuda.device_count() == 1
 
 
 @contextlib.contextmanager

@@ -47,12 +47,14 @@ def test_a_node_with_few_inputs_has_none(inputs):
 
 
 def test_the_bytes_of_a_partition_are_those_of_its_saved_values():
-    values = [SavedValue(Saved(k), size, "its backward reads it", None, host) for k, (size, host) in enumerate([(8, 0), (0, 4)])]
-    partition = Partition(forward=None, backward=None, saved=tuple(values))
+    on_device = SavedValue(Saved(0), 8, "its backward reads it", None)
+    on_host = SavedValue(Saved(1), 0, "its backward reads it", None, host_bytes=4)
+    partition = Partition(forward=None, backward=None, saved=(on_device, on_host))
     assert (partition.saved_bytes, partition.host_bytes) == (8, 4)
 
 
 def test_a_backward_compiler_is_wrapped_if_there_is_one():
     wrapped = Compiled("toy", list, None).with_backward(lambda compiles: pytest.fail("there is nothing to wrap"))
     assert wrapped.compile_backward is None
-    assert Compiled("toy", list, len).with_backward(lambda compiles: (compiles, "wrapped")).compile_backward == (len, "wrapped")
+    wrapped = Compiled("toy", list, len).with_backward(lambda compiles: (compiles, "wrapped"))
+    assert wrapped.compile_backward == (len, "wrapped")

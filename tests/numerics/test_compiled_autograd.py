@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 import aotgrad
 from aotgrad import torch_compat
@@ -460,9 +461,18 @@ def test_programs(way, name):
     check(way, PROGRAMS[name], lambda: (rand(3, 3), rand(3, 3)), lambda y: y.square().sum().backward(), calls=1)
 
 
+DROPOUTS = {
+    "its mask saved": lambda x: nn.functional.dropout(x.sin(), 0.5),
+    "its mask drawn again": lambda x: checkpoint(
+        lambda x: nn.functional.dropout(x.sin(), 0.5).exp(), x, use_reentrant=False
+    ),
+}
+
+
 @pytest.mark.usefixtures("eagers_numbers")
-def test_dropout(way):
-    check(way, lambda x: nn.functional.dropout(x.sin(), 0.5), lambda: (rand(9),), lambda y: y.sum().backward())
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_dropout(way, name):
+    check(way, DROPOUTS[name], lambda: (rand(9),), lambda y: y.sum().backward())
 
 
 # --- Wrapper subclasses ----------------------------------------------------------------------------------------------

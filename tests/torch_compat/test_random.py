@@ -53,8 +53,17 @@ def test_a_random_op_draws_again_from_its_recorded_state():
     x, op = torch.ones(8), torch.ops.aten.bernoulli.p
     state, drawn = compat.draw_and_record(op, x, 0.5)
     after = torch.get_rng_state()
-    assert torch.equal(compat.draw_again(state, op, x, 0.5), drawn)
-    assert torch.equal(torch.get_rng_state(), after)
+    for again in (compat.draw_again, compat.draw_again_for_dynamo):
+        assert torch.equal(again(state, op, x, 0.5), drawn)
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_dynamo_traces_a_draw_from_a_given_state():
+    op = torch.ops.aten.bernoulli.p
+    state, drawn = compat.draw_and_record(op, torch.ones(8), 0.5)
+    draw = torch.compile(lambda *args: compat.draw_again_for_dynamo(*args) * 1, backend="eager", fullgraph=True)
+    assert compat.can_draw_for_dynamo(torch.device("cpu"))
+    assert torch.equal(draw(state, op, torch.ones(8), 0.5), drawn)
 
 
 def test_devices_that_may_draw():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import sympy
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
