@@ -85,6 +85,12 @@ class SeenTensors:
     tensors: dict[int, Seen] = field(default_factory=dict)
     wrappers: dict[int, tuple[torch.Tensor, int | None]] = field(default_factory=dict)
 
+    def bumps_of_wrapper(self, storage: int) -> int:
+        """How far the version rose of a wrapper with a part in this storage."""
+        parts = ((torch_compat.with_parts([wrapper]), version) for wrapper, version in self.wrappers.values())
+        found = ((wrapper, version) for (wrapper, *inside), version in parts if storage in storages(inside))
+        return max(((torch_compat.version_of(wrapper) or 0) - (version or 0) for wrapper, version in found), default=0)
+
     def restore_versions_of_wrappers(self) -> None:
         for wrapper, version in self.wrappers.values():
             torch_compat.raise_version(wrapper, version, 0)
@@ -235,7 +241,7 @@ class Effects:
         changed: dict[int, list[Seen]] = {}
         for seen in (among or self.seen).tensors.values():
             if self.capture.trace.node_of(seen.tensor) is not seen.node:
-                changed.setdefault(torch_compat.storage_id(seen.tensor), []).append(seen)
+                changed.setdefault(torch_compat.memory_id(seen.tensor), []).append(seen)
         return changed
 
     @contextlib.contextmanager
@@ -312,7 +318,7 @@ class Effects:
             CaptureError: an input shares the memory with others.
         """
         for index, (spec, argument) in enumerate(zip(self.capture.inputs, self.capture.arguments, strict=True)):
-            if torch_compat.has_storage(argument) and torch_compat.storage_id(argument) == storage:
+            if torch_compat.has_storage(argument) and torch_compat.memory_id(argument) == storage:
                 if isinstance(spec, MemberInput) or index >= self.capture.convention.placeholder_count:
                     raise shared_memory_changes(self.capture.convention.argument_of(index))
                 return Primal(index)
@@ -324,7 +330,7 @@ class Effects:
                     live = self.meta.bases[index].live
                 case _:
                     continue
-            is_same = torch_compat.has_storage(live) and torch_compat.storage_id(live) == storage
+            is_same = torch_compat.has_storage(live) and torch_compat.memory_id(live) == storage
             if is_same and Geometry.of(live) == seen.geometry:
                 return slot
         return None
@@ -340,8 +346,9 @@ class Effects:
                 "the backward of an autograd function changes the size or stride of a tensor in place that it has not made "
                 "itself (t_, resize_, ...); use t(), ... instead"
             )
-        bumps = max((torch_compat.version_of(seen.tensor) or 0) - seen.version for seen in tensors)
         group, tensor = self.group_of(node), tensors[0].tensor
+        bumps = max((torch_compat.version_of(seen.tensor) or 0) - seen.version for seen in tensors)
+        bumps = max(bumps, self.seen.bumps_of_wrapper(torch_compat.memory_id(tensor)))  # 0 for its next part: see `undo`
         if (earlier := self.writes.get((group, to))) is not None:
             bumps += earlier.version_bumps
         value, fake = self.capture.trace.node_of(tensor), torch_compat.from_functional(tensor)
@@ -408,4 +415,4 @@ def saved_by(node: Any) -> list[Any]:
 
 
 def storages(tensors: Collection[Any]) -> set[int]:
-    return {torch_compat.storage_id(tensor) for tensor in tensors if torch_compat.has_storage(tensor)}
+    return {torch_compat.memory_id(tensor) for tensor in tensors if torch_compat.has_storage(tensor)}

@@ -79,9 +79,9 @@ def storages_by_node(segmentation: Segmentation, memory: Collection[int]) -> dic
 def saved_storages(node: Any, memory: Collection[int]) -> dict[int, int | None]:
     """The storages of the tensors that a node saved, with their bytes; for a custom function only those in `memory`."""
     if not torch_compat.is_custom_node(node):
-        return {torch_compat.storage_id(tensor): bytes_of_storage(tensor) for tensor in torch_compat.saved_tensors(node)}
+        return {torch_compat.memory_id(tensor): bytes_of_storage(tensor) for tensor in torch_compat.saved_tensors(node)}
     saved = filter(torch_compat.has_storage, torch_compat.saved_by_function(node) if memory else ())
-    found = {torch_compat.storage_id(tensor): bytes_of_storage(tensor) for tensor in saved}
+    found = {torch_compat.memory_id(tensor): bytes_of_storage(tensor) for tensor in saved}
     return {storage: found[storage] for storage in found.keys() & memory}
 
 
@@ -119,14 +119,13 @@ def bits_of_targets(gradients: Sequence[Gradient]) -> dict[GradientTarget | None
 
 
 def owners_of_memory(capture: Capture, results: Mapping[ForwardResult, Any]) -> dict[int, Primal | ForwardResult]:
-    """The inputs and results by their storage. An input that is returned counts as an input."""
+    """The inputs and results by their memory. An input that is returned counts as an input."""
     live: list[tuple[Any, Any]] = [(UserOutput(k), output) for k, output in enumerate(capture.outputs)]
-    arguments = capture.arguments[: len(capture.primals)]  # one with a history has another storage than its primal
-    live += [(Primal(k), value) for values in (arguments, capture.primals) for k, value in enumerate(values)]
+    live += ((Primal(k), value) for k, value in enumerate(capture.primals))
     live += results.items()
-    return {torch_compat.storage_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
+    return {torch_compat.memory_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
 
 
 def assigned_memory(capture: Capture) -> dict[int, Primal]:
-    """The inputs that are given other memory, by its storage."""
-    return {torch_compat.storage_id(capture.arguments[k]): Primal(k) for k in capture.assigned}
+    """The inputs that are given other memory, by that memory."""
+    return {torch_compat.memory_id(capture.arguments[k]): Primal(k) for k in capture.assigned}

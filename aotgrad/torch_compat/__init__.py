@@ -295,6 +295,7 @@ from aotgrad.torch_compat.functional_tensors import (
     is_functional,
     is_functionalized,
     is_traced,
+    memory_id,
     recorded_views,
     replace_value,
     same_functional,

@@ -11,6 +11,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.utils._python_dispatch import _detect_infra_mode
 
+from aotgrad.torch_compat.memory import storage_id
+
 USED_OUTSIDE = "Attempting to use FunctionalTensor on its own"
 """Part of torch's message when an op gets a functional tensor outside of its trace."""
 
@@ -47,6 +49,11 @@ def detached_functional(tensor: torch.Tensor) -> torch.Tensor:
     other = same_functional(tensor)
     torch._functionalize_unsafe_set(other, tensor)
     return other
+
+
+def memory_id(tensor: torch.Tensor) -> int:
+    """Equal for two live tensors if and only if they share memory; see `same_functional`, which has another storage."""
+    return storage_id(tensor.elem if isinstance(tensor, FunctionalTensor) else tensor)
 
 
 def from_functional(tensor: torch.Tensor) -> torch.Tensor:
