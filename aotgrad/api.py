@@ -46,7 +46,7 @@ from aotgrad.plan_cache.assigned_state import AssignedResult, reject_assigned_st
 from aotgrad.plan_cache.binding import BoundModule, PlainFunction, module_call
 from aotgrad.plan_cache.cache import PlanCache, tensors_to_copy
 from aotgrad.plan_cache.call import AmbientState, Call
-from aotgrad.plan_cache.compile import reject_unknown_parts, wrapped_gradient_form
+from aotgrad.plan_cache.compile import facts_needed, reject_unknown_parts, wrapped_gradient_form
 from aotgrad.plan_cache.compiler import make_compiler
 from aotgrad.plan_cache.lock import COMPILING
 from aotgrad.plan_cache.module_state import LiftedModule
@@ -447,8 +447,7 @@ def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, c
     # symbolic sizes stay symbolic in other plans
     name = type(flat.lifted.module).__qualname__
     others = PlanCache(compiler.with_options(dynamic=None) if is_symbolic(executable) else compiler, name)
-    written = written_with_gradients(executable)
-    facts = facts_of(distinct, ((name, k) for k in written for name in ("is a leaf", "is a view")))
+    facts = facts_of(distinct, facts_needed(executable.depends_on_offsets, distinct, [*written_with_gradients(executable)]))
     return FlatCallable(
         executable, flat.dedupe, layout, tuple(flat.tensors), memory, facts, flat.lifted, others, Dispatch(others)
     )
@@ -509,9 +508,9 @@ class FlatCallable(ModuleCallable):
     """An executable with its module's own tensors bound.
 
     `memory` guards which inputs share memory, if the function changes one of them, and `facts` are properties of changed
-    inputs. No frontend guards these, and a check of every pair of inputs would be slow there. A call that differs finds
-    its plan among `others`. `layout`: where the wrapper subclasses are. `undifferentiated`: the inputs that get no gradient,
-    if no frontend guards it.
+    inputs, and storage offsets. No frontend guards these, and a check of every pair of inputs would be slow there. A call
+    that differs finds its plan among `others`. `layout`: where the wrapper subclasses are. `undifferentiated`: the inputs
+    that get no gradient, if no frontend guards it.
     """
 
     executable: Executable | RestoredFunction
@@ -543,7 +542,7 @@ class FlatCallable(ModuleCallable):
     @property
     def fastest(self) -> Callable:
         """The fastest equivalent callable: usually one that only checks whether values are transformed."""
-        if self.tensors or self.memory is not None or not self.dedupe.is_identity or not self.is_plain:
+        if self.tensors or self.memory is not None or self.facts or not self.dedupe.is_identity or not self.is_plain:
             return self
         in_vmap_mode = native.lookup("in_vmap_mode", torch_compat.in_vmap_mode)
         return torch_compat.dispatch_transformed(self.executable.call, self, in_vmap_mode)
@@ -584,7 +583,7 @@ class FlatCallable(ModuleCallable):
 
     def admits(self, values: Sequence[Any]) -> bool:
         """Whether the guards that no frontend has hold for the distinct inputs."""
-        return self.memory is None or (self.memory(values) and facts_hold(self.facts, values))
+        return (self.memory is None or self.memory(values)) and facts_hold(self.facts, values)
 
     def call_another_plan(self, values: Sequence[Any]) -> Sequence[Any]:
         return list(self.others.run(self.others.plan_for(self.call_of(values))))

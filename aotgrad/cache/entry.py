@@ -46,6 +46,7 @@ class StoredPlan:
     halves: tuple[GraphText, ...]
     static_inputs: frozenset[int]
     joint: str
+    depends_on_offsets: bool
     conditions: tuple[Any, ...]
 
 

@@ -178,6 +178,7 @@ def stored_plan(
         halves=halves,
         static_inputs=made.joint.static_inputs,
         joint=joint,
+        depends_on_offsets=made.depends_on_offsets,
         conditions=conditions,
     )
 

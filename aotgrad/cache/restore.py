@@ -62,6 +62,10 @@ class RestoredFunction:
         return len(self.stored.schedule.arguments) > len(self.stored.convention.order)
 
     @property
+    def depends_on_offsets(self) -> bool:
+        return self.stored.depends_on_offsets
+
+    @property
     def arguments(self) -> tuple[tuple[InputSpec, InputAliasInfo | None], ...]:
         """What the trace assumed about each argument, and what happens to it."""
         stored = self.stored

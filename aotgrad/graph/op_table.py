@@ -212,6 +212,9 @@ VIEW_METHODS = {
 }
 """Methods of tensors with the positional arguments of a view op, which run in half of its time."""
 
+ABSOLUTE_VIEWS = frozenset({"aten.as_strided", "aten.as_strided_copy", "aten.as_strided_scatter"})
+"""Ops whose offset counts from the start of the storage, not of the argument."""
+
 SYMBOLIC_READS = frozenset(
     {
         "aten.sym_is_contiguous",
@@ -481,6 +484,11 @@ def is_fresh(target: Any) -> bool:
 def reads_size(target: Any) -> bool:
     """Whether the op reads a size, stride or offset of a tensor."""
     return op_name(target) in SYMBOLIC_READS
+
+
+def is_absolute(target: Any) -> bool:
+    """Whether the op counts from the start of an argument's storage."""
+    return op_name(target) in ABSOLUTE_VIEWS
 
 
 def reads_value(node: fx.Node, argument: fx.Node) -> bool:

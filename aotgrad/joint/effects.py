@@ -241,7 +241,7 @@ class Effects:
         changed: dict[int, list[Seen]] = {}
         for seen in (among or self.seen).tensors.values():
             if self.capture.trace.node_of(seen.tensor) is not seen.node:
-                changed.setdefault(torch_compat.memory_id(seen.tensor), []).append(seen)
+                changed.setdefault(torch_compat.traced_memory_id(seen.tensor), []).append(seen)
         return changed
 
     @contextlib.contextmanager
@@ -318,7 +318,7 @@ class Effects:
             CaptureError: an input shares the memory with others.
         """
         for index, (spec, argument) in enumerate(zip(self.capture.inputs, self.capture.arguments, strict=True)):
-            if torch_compat.has_storage(argument) and torch_compat.memory_id(argument) == storage:
+            if torch_compat.has_storage(argument) and torch_compat.traced_memory_id(argument) == storage:
                 if isinstance(spec, MemberInput) or index >= self.capture.convention.placeholder_count:
                     raise shared_memory_changes(self.capture.convention.argument_of(index))
                 return Primal(index)
@@ -330,7 +330,7 @@ class Effects:
                     live = self.meta.bases[index].live
                 case _:
                     continue
-            is_same = torch_compat.has_storage(live) and torch_compat.memory_id(live) == storage
+            is_same = torch_compat.has_storage(live) and torch_compat.traced_memory_id(live) == storage
             if is_same and Geometry.of(live) == seen.geometry:
                 return slot
         return None
@@ -348,7 +348,8 @@ class Effects:
             )
         group, tensor = self.group_of(node), tensors[0].tensor
         bumps = max((torch_compat.version_of(seen.tensor) or 0) - seen.version for seen in tensors)
-        bumps = max(bumps, self.seen.bumps_of_wrapper(torch_compat.memory_id(tensor)))  # 0 for its next part: see `undo`
+        of_wrapper = self.seen.bumps_of_wrapper(torch_compat.traced_memory_id(tensor))  # 0 for its next part: see `undo`
+        bumps = max(bumps, of_wrapper)
         if (earlier := self.writes.get((group, to))) is not None:
             bumps += earlier.version_bumps
         value, fake = self.capture.trace.node_of(tensor), torch_compat.from_functional(tensor)
@@ -415,4 +416,4 @@ def saved_by(node: Any) -> list[Any]:
 
 
 def storages(tensors: Collection[Any]) -> set[int]:
-    return {torch_compat.memory_id(tensor) for tensor in tensors if torch_compat.has_storage(tensor)}
+    return {torch_compat.traced_memory_id(tensor) for tensor in tensors if torch_compat.has_storage(tensor)}

@@ -5,7 +5,7 @@ In: a `Segmentation` and the live nodes. Out: the `SavingNodes` of each segment,
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,10 +79,13 @@ def storages_by_node(segmentation: Segmentation, memory: Collection[int]) -> dic
 def saved_storages(node: Any, memory: Collection[int]) -> dict[int, int | None]:
     """The storages of the tensors that a node saved, with their bytes; for a custom function only those in `memory`."""
     if not torch_compat.is_custom_node(node):
-        return {torch_compat.memory_id(tensor): bytes_of_storage(tensor) for tensor in torch_compat.saved_tensors(node)}
-    saved = filter(torch_compat.has_storage, torch_compat.saved_by_function(node) if memory else ())
-    found = {torch_compat.memory_id(tensor): bytes_of_storage(tensor) for tensor in saved}
+        return bytes_by_memory(torch_compat.saved_tensors(node))
+    found = bytes_by_memory(filter(torch_compat.has_storage, torch_compat.saved_by_function(node) if memory else ()))
     return {storage: found[storage] for storage in found.keys() & memory}
+
+
+def bytes_by_memory(tensors: Iterable[torch.Tensor]) -> dict[int, int | None]:
+    return {torch_compat.traced_memory_id(tensor): bytes_of_storage(tensor) for tensor in tensors}
 
 
 def bytes_of_storage(tensor: torch.Tensor) -> int | None:
@@ -123,9 +126,9 @@ def owners_of_memory(capture: Capture, results: Mapping[ForwardResult, Any]) -> 
     live: list[tuple[Any, Any]] = [(UserOutput(k), output) for k, output in enumerate(capture.outputs)]
     live += ((Primal(k), value) for k, value in enumerate(capture.primals))
     live += results.items()
-    return {torch_compat.memory_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
+    return {torch_compat.traced_memory_id(value): slot for slot, value in live if torch_compat.has_storage(value)}
 
 
 def assigned_memory(capture: Capture) -> dict[int, Primal]:
     """The inputs that are given other memory, by that memory."""
-    return {torch_compat.memory_id(capture.arguments[k]): Primal(k) for k in capture.assigned}
+    return {torch_compat.traced_memory_id(capture.arguments[k]): Primal(k) for k in capture.assigned}

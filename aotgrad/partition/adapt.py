@@ -388,7 +388,7 @@ def _check_no_absolute_views(backward: fx.GraphModule, copied: set[str]) -> None
     """Raise for `as_strided` of a copied value: it reads the whole storage, and a copy has only the visible part."""
     base = memory_owners(backward.graph.nodes)
     for node in backward.graph.nodes:
-        if op_table.op_name(node.target) == "aten.as_strided" and base[node].name in copied:
+        if op_table.is_absolute(node.target) and base[node].name in copied:
             name = base[node].name
             raise PartitionError(f"the forward overwrites {name}, which {node} views by as_strided; save {node} instead")
 

@@ -20,6 +20,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph import op_table
 from aotgrad.graph.closed_over import FOLDED
 from aotgrad.passes import ops, rewrite
 from aotgrad.passes.base import AnyGraph
@@ -91,7 +92,7 @@ class Folding:
             return False
         if is_own_constant(node, self.module):
             return True
-        if not ops.is_pure(node) or not ops.is_aten(node.target) or ops.is_absolute(node.target):
+        if not ops.is_pure(node) or not ops.is_aten(node.target) or op_table.is_absolute(node.target):
             return False
         sources = node.all_input_nodes
         return bool(sources) and all(arg in self.known or self.is_made_of_numbers(arg) for arg in sources)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import torch.fx as fx
 
+from aotgrad.graph import op_table
 from aotgrad.graph.memory_owners import memory_owners
 from aotgrad.ir import GraphHalf, JointGraph
 from aotgrad.passes import ops
@@ -45,7 +46,7 @@ class MemoryOwnership:
         results = nodes[-1].args[0]
         by_slot = [*zip(graph.signature.inputs, nodes, strict=False), *zip(graph.signature.outputs, results, strict=True)]
         opaque = {owner[arg] for node in nodes if ops.node_is_opaque(node) for arg in node.all_input_nodes}
-        absolute = {owner[node.args[0]] for node in nodes if ops.is_absolute(node.target)}
+        absolute = {owner[node.args[0]] for node in nodes if op_table.is_absolute(node.target)}
         outputs = {owner[node] for node in results if isinstance(node, fx.Node)}
         held = {owner[node] for slot, node in by_slot if isinstance(slot, (Primal, *FORWARD_RESULTS)) and node in owner}
         crosses = bool(graph.signature.tangents or graph.signature.saved)

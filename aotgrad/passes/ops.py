@@ -42,9 +42,6 @@ CREATION_LIKE = frozenset(
 )
 """Ops whose values follow from numbers, with the sizes and dtype of an argument."""
 
-ABSOLUTE_VIEWS = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
-"""Ops whose offset counts from the start of the storage, not of the argument."""
-
 GEOMETRIC_VIEWS = frozenset(
     {
         torch_compat.unsafe_view,
@@ -95,10 +92,6 @@ def is_aten(target: Any) -> bool:
 def node_is_opaque(node: fx.Node) -> bool:
     """Whether the node runs an unknown graph or module of its own."""
     return node.op in ("call_module", "call_method") or op_table.is_opaque(node.target)
-
-
-def is_absolute(target: Any) -> bool:
-    return is_aten(target) and target.name().split(".")[0] in ABSOLUTE_VIEWS
 
 
 def node_has_effect(node: fx.Node) -> bool:

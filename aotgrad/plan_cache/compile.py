@@ -377,7 +377,7 @@ def make_guards(executable: Stages, dedupe: Dedupe, tensors: Sequence[torch.Tens
     fakes: list[Any] = [spec.fake for spec, _ in executable.arguments if not isinstance(spec, SymInput)]
     sharing = executable.sharing(tensors)
     changed = {*sharing.mutated, *sharing.bumped}
-    wanted = reads.found | facts_needed(executable, tensors, changed)
+    wanted = reads.found | facts_needed(executable.depends_on_offsets, tensors, changed)
     return PlanGuards(
         dedupe=dedupe,
         global_state=torch_compat.GlobalState(native.lookup("settings_number", None)),
@@ -411,11 +411,14 @@ def memory_guard(
     return MemoryGuard(everything, found, [*fakes, *constants], closure=constants)
 
 
-def facts_needed(executable: Stages, tensors: Sequence[torch.Tensor], changed: Collection[int]) -> set[tuple[str, int]]:
-    """The tensor properties that a plan depends on because it writes to leaves, or uses storage offsets."""
-    leaves = {k for k in changed if tensors[k].requires_grad}
-    placed = executable.depends_on_offsets
-    offsets = {k for k, tensor in enumerate(tensors) if placed and tensor.layout is torch.strided}
+def facts_needed(uses_offsets: bool, inputs: Sequence[Any], changed: Collection[int]) -> set[tuple[str, int]]:
+    """The tensor properties that a plan depends on because it writes to leaves, or uses storage offsets.
+
+    A symbolic offset has guards of its own.
+    """
+    leaves = {k for k in changed if inputs[k].requires_grad}
+    strided = {k for k, each in enumerate(inputs) if isinstance(each, torch.Tensor) and each.layout is torch.strided}
+    offsets = {k for k in strided if uses_offsets and isinstance(inputs[k].storage_offset(), int)}
     views = ("is a view", "is a hooked view", "is a converted view", "is a view of a leaf", "is forbidden after a write")
     kinds = ("is a leaf", *views)
     return {*((kind, k) for kind in kinds for k in leaves), *(("storage offset", k) for k in offsets)}

@@ -51,7 +51,7 @@ def detached_functional(tensor: torch.Tensor) -> torch.Tensor:
     return other
 
 
-def memory_id(tensor: torch.Tensor) -> int:
+def traced_memory_id(tensor: torch.Tensor) -> int:
     """Equal for two live tensors if and only if they share memory; see `same_functional`, which has another storage."""
     return storage_id(tensor.elem if isinstance(tensor, FunctionalTensor) else tensor)
 

@@ -12,14 +12,15 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from aotgrad.torch_compat.functional_tensors import from_functional, recorded_views, replace_value
 from aotgrad.torch_compat.memory import contiguous_in_order, is_dense_layout, storage_id, storage_key
 from aotgrad.torch_compat.ops import written_arguments
-from aotgrad.torch_compat.shapes import has_symbolic_shape, hints, known_contiguous, known_equal
+from aotgrad.torch_compat.shapes import ends_within, has_symbolic_shape, hints, known_contiguous, known_equal
 
 
 class AbsoluteGeometry:
     """Refuses `as_strided` and a write on the same storage of a trace, unless the tensor is plain.
 
     After a write, the graph has a new value; the old one may have had gaps or an offset that it lacks. Then `as_strided` is
-    refused, and so is a write after an `as_strided`.
+    refused, and so is a write after an `as_strided`. One without an offset starts where the tensor does: it may have an
+    offset if the view ends within it.
     """
 
     STRIDED = (torch.ops.aten.as_strided.default, torch.ops.aten.as_strided_.default)
@@ -37,7 +38,7 @@ class AbsoluteGeometry:
         if op is torch.ops.aten.view_as_complex.default and args[0].storage_offset() % 2:  # eager's offset
             raise RuntimeError("Tensor must have a storage_offset divisible by 2")
         if op in self.STRIDED and isinstance(args[0], FunctionalTensor):
-            if not is_plain(args[0]):
+            if not is_plain(args[0]) and not (is_compact(args[0]) and not says_where and ends_within(*args[:3])):
                 self.note(args[0], self.strided, {} if keeps_geometry(args[0]) else self.written)
         elif op._schema.is_mutable and torch.Tag.inplace_view not in op.tags:
             for value in written_arguments(op, args, kwargs):
@@ -124,7 +125,12 @@ def making_arguments(mode: FunctionalTensorMode) -> Iterator[None]:
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a functional tensor is contiguous from the start of its storage, and no view."""
-    return known_contiguous(tensor) and not recorded_views(tensor) and known_equal([tensor.storage_offset()], [0])
+    return is_compact(tensor) and known_equal([tensor.storage_offset()], [0])
+
+
+def is_compact(tensor: torch.Tensor) -> bool:
+    """Whether a functional tensor is contiguous, and no view."""
+    return known_contiguous(tensor) and not recorded_views(tensor)
 
 
 @contextlib.contextmanager

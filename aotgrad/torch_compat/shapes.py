@@ -147,6 +147,15 @@ def check_bounds(value: torch.Tensor, size: Sequence[Any], stride: Sequence[Any]
         raise RuntimeError(f"{where} are out of bounds for storage of size {there}")
 
 
+def ends_within(value: torch.Tensor, size: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Whether a view that starts where a traced tensor does certainly ends within it; adds no guard."""
+    if known_equal(size, value.size()) and known_equal(stride, value.stride()):
+        return True
+    numbers = [*size, *stride, *value.size(), *value.stride()]
+    is_fixed = not any(isinstance(number, torch.SymInt) for number in numbers)
+    return is_fixed and _last_element(size, stride, 0) <= _last_element(value.size(), value.stride(), 0)
+
+
 def _last_element(size: Sequence[Any], stride: Sequence[Any], offset: Any) -> int:
     """One more than the last position in memory, by hints; 0 for no elements."""
     sizes, strides, (start,) = hints(size), hints(stride), hints([offset])

@@ -134,7 +134,7 @@ METADATA = (
 
 FRESH = (
     "aotgrad.checkpoint_name({0}.sin(), 'named')",
-    "aotgrad.checkpoint_name({0} * {1}, 'named').exp()",
+    "aotgrad.checkpoint_name({0} * {1}, 'named').tanh()",
     "{0}.mul(2)",
     "{0} + 1",
     "{0} * {0}",

@@ -13,6 +13,7 @@ def test_same_functional_is_one_value_with_two_histories(fake_mode):
     trace = Tracing(fake_mode, torch.ones(2))
     with trace.active() as x:
         same = compat.same_functional(x)
+        assert compat.traced_memory_id(same) == compat.traced_memory_id(x) != compat.traced_memory_id(x * 2)
         x.add_(1)
         assert compat.proxy_node(compat.from_functional(same), trace.tracer).name == "add"
     assert (x._version, same._version) == (1, 0)

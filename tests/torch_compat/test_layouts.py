@@ -11,10 +11,20 @@ from tests.torch_compat.tracing import Tracing
 aten = torch.ops.aten
 
 
+def test_a_view_without_an_offset_starts_where_the_tensor_does(fake_mode):
+    with Tracing(fake_mode, torch.ones(13)[1:].view(3, 4)).active() as x, torch.no_grad():
+        assert compat.is_compact(x) and not compat.is_plain(x)
+        x.as_strided((2,), (3,)).mul_(2)
+    with Tracing(fake_mode, torch.ones(13)[1:9].view(2, 4)).active() as x, torch.no_grad():
+        x.as_strided((2,), (8,))  # ends behind the tensor
+        with pytest.raises(RuntimeError, match="as_strided and a write to the same memory"):
+            x.mul_(2)
+
+
 def test_as_strided_and_writes_exclude_one_another_unless_the_layout_is_known(fake_mode):
     with Tracing(fake_mode, torch.ones(3, 4)).active() as x, torch.no_grad():
         assert compat.is_plain(x)
-        assert not compat.is_plain(x[1:])
+        assert compat.is_compact(x) and not compat.is_plain(x[1:])
         x.as_strided((2,), (1,))
         x.mul_(2)
         y = x * 2

@@ -169,6 +169,13 @@ def test_whether_no_row_has_a_gradient_does_not_matter(fake_mode, padding):
                 bool(torch.nonzero(rows).numel() == 0)
 
 
+def test_a_view_that_certainly_ends_within_a_tensor(fake_mode):
+    fixed, open_ended = fake_mode.from_tensor(torch.ones(2, 3)), symbolic(fake_mode, 2, 3)
+    assert compat.ends_within(fixed, (3,), (2,)) and not compat.ends_within(fixed, (4,), (2,))
+    assert compat.ends_within(open_ended, open_ended.size(), open_ended.stride())
+    assert not compat.ends_within(open_ended, (1,), (1,))
+
+
 def test_a_view_beyond_the_memory_of_a_tensor(fake_mode):
     value = fake_mode.from_tensor(torch.ones(2, 3))
     compat.check_bounds(value, (3,), (2,), 1)

@@ -237,7 +237,8 @@ class InductorBackend:
 
     def _make(self, job: Job, shared: Shared) -> Callable:
         module = job.half.module
-        apart = torch_compat.inductor_cache_tag(repr((job.strides, job.overwritable, code_version(), *CORRECTIONS)))
+        told = (job.strides, job.offsets, job.overwritable)
+        apart = torch_compat.inductor_cache_tag(repr((*told, code_version(), *CORRECTIONS)))
         settings = {**job.configuration, **apart, **settings_for(module.graph)}
         with self.context(module, **settings), lift_closed_over(module):
             output_node(module.graph).meta["user_visible_output_idxs"] = job.visible
@@ -311,6 +312,14 @@ class Job:
         """The strides of the visible outputs. They are not in the graph if Inductor changes the layouts of saved tensors."""
         values = [getattr(output, "meta", {}).get("val") for output in outputs_of(self.half.module.graph)]
         return {k: str(stride()) for k in self.visible if (stride := getattr(values[k], "stride", None)) is not None}
+
+    @property
+    def offsets(self) -> list[str]:
+        """The storage offsets of the inputs, if an op counts from the start of a storage. Inductor's cache ignores them."""
+        graph = self.half.module.graph
+        is_needed = any(op_table.is_absolute(node.target) for node in graph.nodes)
+        values = (node.meta["val"] for node in graph.find_nodes(op="placeholder") if is_needed)
+        return [str(value.storage_offset()) for value in values if isinstance(value, torch.Tensor)]
 
     @property
     def text(self) -> str:
