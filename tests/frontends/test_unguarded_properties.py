@@ -14,6 +14,7 @@ OTHER_NAMES = {
     "values after the start": lambda x: x.as_strided((2,), (1,), x.storage_offset() + 1) * 2,
     "a view of the tensor": lambda x: x.as_strided((2,), (1,)),
     "a view that is changed": lambda x: (x.as_strided((2,), (1,)).mul_(2), x * 1),
+    "a view of what is changed": lambda x: (x.as_strided((2,), (3,)), x.mul_(x.t().clone()))[0] + 1,
     "transposed": lambda x: (x.resolve_conj().t_(), x[0]),
     "transposed and changed": lambda x: (x.resolve_conj().transpose_(0, 1).mul_(2), x[0], x.unbind()),
     "strided": lambda x: (x.resolve_conj().as_strided_((2,), (1,)), x.unbind()),

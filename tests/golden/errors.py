@@ -205,7 +205,7 @@ def strided_and_changed():
     """Memory with an offset is mutated, and viewed by its geometry."""
 
     def function(x):
-        row = x.as_strided((2,), (1,))
+        row = x.as_strided((2,), (1,), 1)
         x.mul_(2)
         return row + 1
 
