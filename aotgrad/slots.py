@@ -309,17 +309,14 @@ def of_kind(slots: Iterable, kinds) -> tuple:
 
 def forward_signature(joint: SlotSignature, saved: Sequence[Saved | SavedSymInt]) -> SlotSignature:
     """The forward half of `joint`: its primals and guarded values in, its results, saved tensors and saved sizes out."""
-    return SlotSignature((*joint.primals, *joint.guarded), (*joint.forward_results, *saved_in_forward_order(saved)))
+    in_order = (*of_kind(saved, Saved), *of_kind(saved, SavedSymInt))
+    return SlotSignature((*joint.primals, *joint.guarded), (*joint.forward_results, *in_order))
 
 
 def backward_signature(joint: SlotSignature, saved: Sequence[Saved | SavedSymInt]) -> SlotSignature:
     """The backward half of `joint`: saved sizes, saved tensors and tangents in, gradients out."""
     sizes, tensors = of_kind(saved, SavedSymInt), of_kind(saved, Saved)
     return SlotSignature((*sizes, *tensors, *joint.tangents), joint.gradients)
-
-
-def saved_in_forward_order(saved: Sequence[Saved | SavedSymInt]) -> tuple[Saved | SavedSymInt, ...]:
-    return (*of_kind(saved, Saved), *of_kind(saved, SavedSymInt))
 
 
 def split_by_kind(values: Sequence[T], slots: Sequence, kinds) -> tuple[list[T], list[T]]:
