@@ -153,9 +153,13 @@ def is_storage_error(error: Exception | None) -> bool:
 def check_right(actual: Step, eager: Callable, round: Round, position: int, where: str) -> None:
     """Compare a backward that raises in eager with one that copies and retains what it needs.
 
+    Torch's context for this loses the history of a view whose base an op on a list changes.
+
     Raises:
         Difference: a gradient is another one.
     """
+    if any(name.startswith("_foreach_") for name in eager.__code__.co_names):
+        return
     right = list(itertools.islice(run_without_storage_errors(eager, round), position + 1))[-1]
     if right.code != actual.code or right.error is not None:
         return

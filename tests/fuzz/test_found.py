@@ -560,3 +560,18 @@ def test_a_difference_that_dynamo_makes_alone_is_not_reported(case: str, monkeyp
         monkeypatch.setattr(compare, "is_dynamos_own", lambda *given: False)
         with pytest.raises(Difference):
             check(made, "dynamo")
+
+
+def test_torchs_context_for_saved_values_loses_the_history_of_ops_on_lists() -> None:
+    """Once torch is right, `check_right` can compare these programs, too."""
+
+    def gradient() -> torch.Tensor:
+        x = torch.ones(2, requires_grad=True)
+        total = x.dot(x)
+        view = total.view(())
+        torch._foreach_mul_([total], 2)
+        return torch.autograd.grad(view, x)[0]
+
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        lost = gradient()
+    assert torch.equal(lost * 2, gradient())
