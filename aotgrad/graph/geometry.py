@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,16 +16,20 @@ from aotgrad.graph import op_table
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where a tensor lies in its storage, in elements."""
+    """Where a tensor lies in its storage, in elements. `offset` is `None` if it stays what it is."""
 
     size: tuple[Any, ...]
     stride: tuple[Any, ...]
     offset: Any
 
     @property
-    def numbers(self) -> tuple[tuple[Any, ...], tuple[Any, ...], Any]:
+    def numbers(self) -> tuple[Any, ...]:
         """The arguments of `as_strided`."""
-        return (self.size, self.stride, self.offset)
+        return (self.size, self.stride) if self.offset is None else (self.size, self.stride, self.offset)
+
+    def applied_to(self, tensor: torch.Tensor) -> Geometry:
+        """The same without the offset, if the tensor has it."""
+        return replace(self, offset=None) if torch_compat.known_equal([self.offset], [tensor.storage_offset()]) else self
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:

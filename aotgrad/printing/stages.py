@@ -139,7 +139,8 @@ def input_alias_parts(info: ir.InputAliasInfo) -> Iterator[str]:
 
 def geometry_text(geometry: Geometry) -> str:
     sizes, strides = number_list(geometry.size), number_list(geometry.stride)
-    return f"size {sizes}, stride {strides}, offset {geometry.offset!s}"
+    offset = "" if geometry.offset is None else f", offset {geometry.offset!s}"
+    return f"size {sizes}, stride {strides}{offset}"
 
 
 def output_alias_text(info: ir.OutputAliasInfo) -> str:

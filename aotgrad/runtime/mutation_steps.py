@@ -14,6 +14,7 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.graph.geometry import Geometry
 from aotgrad.graph.memory_owners import memory_owner
 from aotgrad.ir import InputAliasInfo, InputSpec, MemberInput, SyntheticBase, WriteTime
 from aotgrad.runtime.stage_results import StageResults, is_changed, result_name
@@ -71,8 +72,13 @@ class MutationSteps:
             if Saved(name) in self.results.saved:
                 yield MakeAlias(f"{name}_before", name)
             if info.mutation.metadata and info.hidden_from_autograd:
-                yield UpdateGeometry(name, info.geometry_after, False)
+                yield UpdateGeometry(name, self.geometry_for(name), False)
             yield SetVersion(name, info.version_bumps)
+
+    def geometry_for(self, name: str) -> Geometry:
+        """What a metadata mutation makes of an input. Its offset usually stays: then any offset may arrive."""
+        index = self.inputs.index(name)
+        return self.meta.info(index).geometry_after.applied_to(self.capture.fake(index))
 
     @functools.cached_property
     def saved_updates(self) -> dict[Saved, str]:
@@ -123,7 +129,7 @@ class MutationSteps:
         for name in self.saved_updates.values():
             info = self.meta.info(self.inputs.index(name))
             yield SetVersion(name, info.version_bumps)
-            yield MakeAlias(f"{name}_after", name, info.geometry_after if info.mutation.metadata else None)
+            yield MakeAlias(f"{name}_after", name, self.geometry_for(name) if info.mutation.metadata else None)
         for base in self.saved_bases.values():
             member = self.inputs[base.member]
             yield SetVersion(member, self.meta.info(base.member).version_bumps)
@@ -217,7 +223,7 @@ class MutationSteps:
         yield from set_version(name, versions.before)
         if info.mutation.metadata:
             mode = False if info.hidden_from_autograd else self.results.node_grad_mode
-            yield UpdateGeometry(name, info.geometry_after, mode)
+            yield UpdateGeometry(name, self.geometry_for(name), mode)
             yield from self.views.reshaped_views_of(name)
         yield from set_version(name, versions.before_copy)
         if copies:

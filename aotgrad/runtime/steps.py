@@ -411,7 +411,7 @@ class MakeAlias(Step):
     READS = ("target",)
 
     def depends_on_offset(self) -> bool:
-        return self.geometry is not None
+        return self.geometry is not None and self.geometry.offset is not None
 
     def emit(self, writer: SourceWriter) -> None:
         view = "" if self.geometry is None else f".as_strided{writer.value(self.geometry.numbers)}"
@@ -512,7 +512,7 @@ class UpdateGeometry(Step):
     READS = ("target",)
 
     def depends_on_offset(self) -> bool:
-        return True
+        return self.geometry.offset is not None
 
     def emit(self, writer: SourceWriter) -> None:
         with writer.grad_mode(self.grad_mode):
