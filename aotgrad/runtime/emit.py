@@ -14,6 +14,7 @@ def call(args):
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Sequence
@@ -54,10 +55,9 @@ def emit(schedule: Schedule) -> str:
     if schedule.arguments:
         writer.line(f"{tuple_of(schedule.arguments)} = args")
     writer.line("args.clear()")
-    for name in dict.fromkeys(name for step in schedule.steps for name in step.entry_versions()):
-        writer.line(f"version_{name} = {writer.version(name)}")
-    for step in schedule.steps:
-        step.emit(writer)
+    writer.bind_versions(dict.fromkeys(name for step in schedule.steps for name in step.entry_versions()))
+    for kind, run in itertools.groupby(schedule.steps, type):
+        kind.emit_all(list(run), writer)
     writer.line(f"return [{', '.join(writer.returned)}]")
     return "\n".join(["def call(args):", *(f"    {line}" for line in writer.lines), ""])
 
@@ -112,7 +112,9 @@ def namespace_of_steps() -> dict[str, Any]:
         "versions_of": native.lookup("versions_of", torch_compat.versions_of),
         "sharing_version": torch_compat.sharing_version,
         "as_inference": torch_compat.as_inference,
+        "versions_at_entry": torch_compat.versions_at_entry,
         "raise_version": torch_compat.raise_version,
+        "raise_versions": torch_compat.raise_versions,
         "synthetic_base": native.lookup("synthetic_base", synthetic_base),
         "attached_base": attached_base,
         "memory_alias": memory_alias,

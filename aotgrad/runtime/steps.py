@@ -19,9 +19,11 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.graph.geometry import Geometry
 from aotgrad.ir import ViewReplay, ViewStep, needs_sentinel
-from aotgrad.runtime.writer import SourceWriter, tuple_of, versions_text
+from aotgrad.runtime.writer import MANY, SourceWriter, tuple_of, versions_text
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from aotgrad.subclasses.bridge import End
     from aotgrad.subclasses.passages import Passage
 
@@ -63,6 +65,12 @@ class Step:
     def emit(self, writer: SourceWriter) -> None:
         """Write the source lines of the step."""
         writer.line(self.SOURCE.format_map(vars(self)))
+
+    @classmethod
+    def emit_all(cls, steps: Sequence[Self], writer: SourceWriter) -> None:
+        """Write the source lines of several steps of this type in a row."""
+        for step in steps:
+            step.emit(writer)
 
     def description(self, value_text: Callable[[Any], str]) -> str:
         """What the step does, in one line.
@@ -578,6 +586,15 @@ class SetVersion(Step):
 
     def entry_versions(self) -> tuple[str, ...]:
         return (self.target,)
+
+    @classmethod
+    def emit_all(cls, steps: Sequence[Self], writer: SourceWriter) -> None:
+        if len(steps) < MANY:
+            super().emit_all(steps, writer)
+            return
+        names = [step.target for step in steps]
+        versions, bumps = [f"version_{name}" for name in names], [step.bumps for step in steps]
+        writer.line(f"raise_versions(({tuple_of(names)}), ({tuple_of(versions)}), {tuple(bumps)})")
 
 
 @dataclass(frozen=True)

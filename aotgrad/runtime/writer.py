@@ -21,7 +21,7 @@ from aotgrad.graph.op_table import VIEW_METHODS
 from aotgrad.ir import ViewStep
 
 MANY = 8
-"""From this many tensors on, one call reads all their versions."""
+"""From this many tensors on, one call reads all their versions, or sets them."""
 
 
 class SourceWriter:
@@ -75,6 +75,15 @@ class SourceWriter:
         fake = self.fakes.get(name)
         is_tracked = isinstance(fake, torch.Tensor) and not fake.is_inference() and name not in self.untracked
         return f"{name}._version" if is_tracked else f"version_of({name})"
+
+    def bind_versions(self, names: Collection[str]) -> None:
+        """Bind `version_x` to the version of each tensor; one call reads those of many."""
+        if len(names) >= MANY:
+            bound = tuple_of([f"version_{name}" for name in names])
+            self.line(f"{bound} = versions_at_entry(({tuple_of(list(names))}))")
+            return
+        for name in names:
+            self.line(f"version_{name} = {self.version(name)}")
 
     def views(self, name: str, base: str, steps: Sequence[ViewStep]) -> None:
         """The lines that bind `name` to the last view of a chain."""

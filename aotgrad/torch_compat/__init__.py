@@ -490,6 +490,7 @@ from aotgrad.torch_compat.memory import (
     memory_reference,
     owners_of,
     raise_version,
+    raise_versions,
     share_version,
     sharers_of_memory,
     sharing_version,
@@ -500,6 +501,7 @@ from aotgrad.torch_compat.memory import (
     strides,
     tensor_of_bytes,
     version_of,
+    versions_at_entry,
     versions_of,
 )
 from aotgrad.torch_compat.ops import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import operator
 import sys
 import zlib
 from collections.abc import Sequence
@@ -91,6 +92,23 @@ def raise_version(tensor: torch.Tensor, version: int | None, bumps: int) -> None
     """
     if version is not None and not tensor.is_inference():
         torch._C._autograd._unsafe_set_version_counter((tensor,), (version + bumps,))
+
+
+def versions_at_entry(tensors: Sequence[torch.Tensor]) -> Sequence[int | None]:
+    """`version_of` each tensor."""
+    return list(map(version_of, tensors)) if any(map(_is_inference, tensors)) else versions_of(tensors)
+
+
+def raise_versions(tensors: Sequence[torch.Tensor], versions: Sequence[int | None], bumps: Sequence[int]) -> None:
+    """`raise_version` of each tensor."""
+    if None in versions or any(map(_is_inference, tensors)):
+        for each in zip(tensors, versions, bumps, strict=True):
+            raise_version(*each)
+    else:
+        torch._C._autograd._unsafe_set_version_counter(tuple(tensors), tuple(map(operator.add, versions, bumps)))
+
+
+_is_inference = torch.Tensor.is_inference
 
 
 def share_version(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -116,6 +116,14 @@ def test_versions_are_read_before_anything_runs():
     assert text[-2] == "raise_version(x, version_x, 2)"
 
 
+def test_versions_of_many_tensors_are_set_together():
+    names = [f"x{k}" for k in range(MANY)]
+    text = lines(FORWARD, *(SetVersion(name, 1) for name in names))
+    tensors, versions = ", ".join(names), ", ".join(f"version_{name}" for name in names)
+    assert f"{versions} = versions_at_entry(({tensors}))" in text
+    assert text[-2] == f"raise_versions(({tensors}), ({versions}), {(1,) * MANY})"
+
+
 def test_a_chain_of_views_uses_one_name():
     steps = tuple(ViewStep(op, (), (), None) for op in (aten.t.default, aten.detach.default))
     chain = MakeView("out", "x", ViewReplay(steps, None, "why"))

@@ -56,11 +56,20 @@ def test_versions():
     assert compat.version_of(x) == x._version == before + 3
 
 
+def test_versions_of_several_tensors():
+    x, y = torch.ones(2), torch.ones(3).mul_(2)
+    assert list(compat.versions_at_entry([x, y])) == [0, 1]
+    compat.raise_versions([x, y], [0, 1], [2, 3])
+    assert compat.versions_of([x, y]) == [2, 4]
+
+
 def test_inference_tensors_have_no_version():
     with torch.inference_mode():
         x = torch.ones(2)
     assert compat.version_of(x) is None
     compat.raise_version(x, None, 1)
+    compat.raise_versions([x, y := torch.ones(1)], compat.versions_at_entry([x, y]), [1, 2])
+    assert y._version == 2
 
 
 def test_a_raised_version_is_noticed_by_autograd():
