@@ -331,6 +331,10 @@ CORRECTIONS: Mapping[str, Correction] = {
         torch_compat.buffer_written_values,
         "copy_ of a view of values computed from other elements of the target reads what it has already written",
     ),
+    "writes to concatenated values": Amendment(
+        torch_compat.copy_into_written_concatenations,
+        "an input of cat is computed in the memory of the result, and read there after a write to the result",
+    ),
     "strides of indices": Amendment(
         torch_compat.leave_strides_unsimplified,
         "a kernel whose index has a remainder of two sizes is not compiled, since sympy tries sizes that are no integers",

@@ -413,6 +413,7 @@ from aotgrad.torch_compat.inductor.lowerings import (
 from aotgrad.torch_compat.inductor.reinplacing import (
     buffer_written_values,
     check_reads_of_targets,
+    copy_into_written_concatenations,
     keep_writes_to_converted_views,
 )
 from aotgrad.torch_compat.inductor.scheduler import (

@@ -175,6 +175,13 @@ def flip_a_permuted_one(x):
     return moved
 
 
+def put_into_a_concatenation(x):
+    product = x @ x
+    both = torch.cat([product, x])
+    both.index_put_((torch.arange(2),), x[0] @ x)
+    return (product + 1) * both[:3]
+
+
 def ones_summed(x):
     return torch.ones_like(x).cumsum(0)
 
@@ -300,6 +307,7 @@ CASES = {
         show=lambda function, x: torch.autograd.grad(function(x).square().sum(), x)[0],
     ),
     "writes of what they move": Case(flip_a_permuted_one, lambda: (torch.arange(8.0).view(4, 2),)),
+    "writes to concatenated values": Case(put_into_a_concatenation, lambda: (torch.arange(9.0).view(3, 3),)),
     "reads after a write": Case(
         upsample,
         lambda: (torch.arange(8192.0).sin().view(2, 64, 8, 8).requires_grad_(), torch.ones(2, 64).requires_grad_()),

@@ -12,6 +12,8 @@ import torch
 import torch.fx as fx
 import torch.utils._pytree as pytree
 
+from aotgrad.torch_compat.ops import arguments_by_name, written_names
+
 
 def check_reads_of_targets() -> contextlib.AbstractContextManager[None]:
     """Inside, a write stays functional if its other arguments are read from what it would write to.
@@ -53,6 +55,48 @@ def buffer_written_values() -> Iterator[None]:
 
     with mock.patch.object(layout, "realize_into", classmethod(realize_into)):
         yield
+
+
+@contextlib.contextmanager
+def copy_into_written_concatenations() -> Iterator[None]:
+    """Inside, `cat` copies its inputs if one of them, or its result, is written in place.
+
+    Torch computes the inputs in the memory of the result, and does not order their reads with writes to the result.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    realize, written = ir.ConcatKernel.realize_into.__func__, dict[Any, set[Any]]()
+
+    def realize_into(cls: type, src: Any, dst: Any) -> Any:
+        node = V.graph.current_node
+        if node.graph not in written:
+            written[node.graph] = {memory for each in node.graph.nodes for memory in _storages(_written_nodes(each))}
+        if isinstance(src, ir.TensorBox) and not written[node.graph].isdisjoint(_storages([node, *node.all_input_nodes])):
+            copy = ir.Pointwise.create(
+                device=src.get_device(), dtype=src.get_dtype(), inner_fn=src.make_loader(), ranges=src.get_size()
+            )
+            src = copy.data
+        return realize(cls, src, dst)
+
+    with mock.patch.object(ir.ConcatKernel, "realize_into", classmethod(realize_into)):
+        yield
+
+
+def _storages(nodes: Sequence[fx.Node]) -> set[Any]:
+    from torch._inductor.fx_utils import get_node_storage
+
+    return {get_node_storage(node) for node in nodes} - {None}
+
+
+def _written_nodes(node: fx.Node) -> list[fx.Node]:
+    """The arguments that a node may write to: all those of an unknown higher-order op."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator):
+        return node.all_input_nodes
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    named = arguments_by_name(node.target, node.args, node.kwargs)
+    return _nodes_in([named.get(name) for name in written_names(node.target)])
 
 
 def _reads_other_elements(source: Any, target: Any) -> bool:
@@ -138,7 +182,7 @@ def _is_read_from(targets: Sequence[fx.Node], values: Sequence[fx.Node], of: fx.
     """Whether one of `values` is computed from the memory of `targets`, except element by element from `of`."""
     from torch._inductor.fx_utils import get_node_storage
 
-    storages = {get_node_storage(target) for target in targets} - {None}
+    storages = _storages(targets)
     waiting, seen = [(value, of is not None) for value in values], set()
     while waiting:
         node, is_elementwise = waiting.pop()
