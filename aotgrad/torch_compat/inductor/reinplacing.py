@@ -47,9 +47,7 @@ def buffer_written_values() -> Iterator[None]:
     def realize_into(cls: type, src: Any, dst: Any, *args: Any, **kwargs: Any) -> Any:
         dst.realize()
         if _reads_other_elements(src, dst):
-            src = ir.Pointwise.create(
-                device=src.get_device(), dtype=src.get_dtype(), inner_fn=src.make_loader(), ranges=src.get_size()
-            )
+            src = _copy_of_value(src)
             src.realize()
         return realize(cls, src, dst, *args, **kwargs)
 
@@ -73,14 +71,20 @@ def copy_into_written_concatenations() -> Iterator[None]:
         if node.graph not in written:
             written[node.graph] = {memory for each in node.graph.nodes for memory in _storages(_written_nodes(each))}
         if isinstance(src, ir.TensorBox) and not written[node.graph].isdisjoint(_storages([node, *node.all_input_nodes])):
-            copy = ir.Pointwise.create(
-                device=src.get_device(), dtype=src.get_dtype(), inner_fn=src.make_loader(), ranges=src.get_size()
-            )
-            src = copy.data
+            src = _copy_of_value(src).data
         return realize(cls, src, dst)
 
     with mock.patch.object(ir.ConcatKernel, "realize_into", classmethod(realize_into)):
         yield
+
+
+def _copy_of_value(value: Any) -> Any:
+    """A copy of a value, not computed yet."""
+    from torch._inductor import ir
+
+    return ir.Pointwise.create(
+        device=value.get_device(), dtype=value.get_dtype(), inner_fn=value.make_loader(), ranges=value.get_size()
+    )
 
 
 def _storages(nodes: Sequence[fx.Node]) -> set[Any]:
