@@ -441,7 +441,7 @@ def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, c
     distinct, layout = flat.distinct, flat.layout
     layout.expect_gradients(layout.wrappers)
     if layout.wrappers.needed and isinstance(executable, Executable):
-        layout.wrappers.saved = executable.results_of_saved
+        layout.wrappers.finish(executable.results_of_saved)
     sharing = executable.sharing(distinct)
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
     # symbolic sizes stay symbolic in other plans

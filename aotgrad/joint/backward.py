@@ -93,7 +93,14 @@ from aotgrad.slots import (
     place_of,
 )
 from aotgrad.subclasses.forms import TensorForm
-from aotgrad.subclasses.passages import Passage, end_of_gradient, gradient_of_parts, gradient_parts
+from aotgrad.subclasses.passages import (
+    Passage,
+    end_of_gradient,
+    gradient_of_argument,
+    gradient_of_parts,
+    gradient_parts,
+    is_gradient_of_argument,
+)
 
 
 @dataclass(frozen=True)
@@ -548,16 +555,20 @@ def _gradients_of_segments(
     cuts: dict[Tangent, torch.Tensor] = {}
     forms: dict[SegmentBoundary, TensorForm] = {}
 
-    def enter(cut: SegmentBoundary, gradient: torch.Tensor) -> torch.Tensor:
+    def enter(cut: SegmentBoundary, node: Any, gradient: torch.Tensor) -> torch.Tensor:
         if not torch_compat.is_wrapper_subclass(gradient):
             return enter_plain(cut, gradient)
         form, parts = end_of_gradient(gradient).form, gradient_parts(gradient)
-        if len(parts) < form.count or form.is_symbolic or not (has_cuts_outside(segmentation) or segmentation.alone):
+        is_fixed, of_argument = len(parts) == form.count and not form.is_symbolic, is_gradient_of_argument(node, gradient)
+        if not (is_fixed or of_argument) or not (has_cuts_outside(segmentation) or segmentation.alone):
             raise WrapperAtCut(
                 f"the gradient of a {type(gradient).__name__} passes between two parts of the backward that run separately"
             )
+        entered = {k: enter_plain(replace(cut, part=k), part) for k, part in parts.items()}
+        if of_argument:
+            return gradient_of_argument(node, entered)
         forms[cut] = form
-        return gradient_of_parts(form, {k: enter_plain(replace(cut, part=k), part) for k, part in parts.items()})
+        return gradient_of_parts(form, entered)
 
     def enter_plain(cut: SegmentBoundary, gradient: torch.Tensor) -> torch.Tensor:
         name = f"tangents_{len(effects.cells) + len(tangents) + len(cuts) + 1}"

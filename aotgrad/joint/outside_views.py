@@ -17,6 +17,7 @@ from aotgrad.ir import (
     GRAPH_OUTPUTS,
     Capture,
     ConstantOutput,
+    IsInput,
     MemberInput,
     MutationType,
     SymOutput,
@@ -86,7 +87,7 @@ def flat_outputs_of(taker: Any, capture: Capture) -> list[UserOutput]:
     return [UserOutput(first + k) for k in range(taker.end.flat_count)]
 
 
-RETURNED_AT_ONCE = (*GRAPH_OUTPUTS, SymOutput, ConstantOutput)
+RETURNED_AT_ONCE = (*GRAPH_OUTPUTS, SymOutput, ConstantOutput, IsInput)
 """Outputs that are known before an autograd node is made."""
 
 

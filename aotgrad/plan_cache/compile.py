@@ -89,7 +89,7 @@ def compile_plan(
     if later is not None:
         warnings.warn(specialized_after(later, name), stacklevel=2)
     function.reads.check(tensors)
-    function.output.wrappers.saved = stages.results_of_saved if function.output.has_wrappers else {}
+    function.output.wrappers.finish(stages.results_of_saved if function.output.has_wrappers else {})
     if call.state.check is not None:
         call.state.check(stages)
     guards = make_guards(stages, dedupe, tensors, function.reads)

@@ -8,6 +8,7 @@ wrappers.assemble(flat, objects)      in a call: the results, and the changes of
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -111,6 +112,7 @@ class Wrappers:
         live: the arguments, while the function is traced.
         saved: the flat results that share the memory of a value which the backward needs.
         expected: the forms of gradients of results that differ from the forms of the results.
+        is_known: the function is compiled; when it runs once more, nothing new is found.
     """
 
     expected: Mapping[int, GradientForm] = field(default_factory=dict)
@@ -121,6 +123,7 @@ class Wrappers:
     changes: list[ChangedWrapper] = field(default_factory=list)
     live: list[LiveWrapper] = field(default_factory=list)
     saved: Mapping[Saved, Collection[int]] = field(default_factory=dict)
+    is_known: bool = False
 
     @property
     def needed(self) -> bool:
@@ -130,8 +133,13 @@ class Wrappers:
     def enter(self, ends: Sequence[End], parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """The arguments of the traced function, assembled from parts. A second trace finds the same forms of gradients."""
         self.arguments = self.arguments or [replace(end, is_traced=True) for end in ends]
-        self.live = [live_wrapper(end, some) for end, some in zip(self.arguments, parts, strict=True)]
+        pairs = list(zip(self.arguments, parts, strict=True))
+        self.live = [live_wrapper(end.sized_by_parts(some) if self.is_known else end, some) for end, some in pairs]
         return [each.value for each in self.live]
+
+    def finish(self, saved: Mapping[Saved, Collection[int]]) -> None:
+        """Note that the function is compiled."""
+        self.saved, self.is_known = saved, True
 
     def live_arguments(self) -> list[tuple[End, torch.Tensor]]:
         """The arguments of the running trace."""
@@ -146,6 +154,8 @@ class Wrappers:
         Raises:
             UnsupportedAliasingError: a result is a view of another wrapper.
         """
+        if self.is_known:
+            return self.take_apart_again(leaves, arguments)
         flat: list[Any] = []
         self.count = len(leaves)
         self.flags = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -155,6 +165,16 @@ class Wrappers:
         self.changes = [change for change in changes if change is not None]
         self.live = []
         return flat
+
+    def take_apart_again(self, leaves: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+        """The flat results of another run, in the places that they had in the first one; sizes may be fixed now."""
+        again = replace(self, is_known=False)
+        flat, self.live = iter(again.take_apart(leaves, arguments)), []
+        found: list[Any] = []
+        for first, now in zip(self.results, again.results, strict=True):
+            values, missing = list(itertools.islice(flat, count_of(now))), [0] * (count_of(first) - count_of(now))
+            found += [*missing, *values] if isinstance(first, ReplayedView) else [*values, *missing]
+        return [*found, *flat]
 
     def add_result(self, leaf: Any, index: int, leaves: Sequence[Any], flat: list[Any]) -> WrapperResult:
         """How calls get one result; appends its parts to `flat`."""

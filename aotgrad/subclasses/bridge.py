@@ -21,7 +21,7 @@ from typing import Any, cast
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.errors import CaptureError
+from aotgrad.errors import CaptureError, HigherOrderError
 from aotgrad.subclasses.forms import TensorForm, WrapperForm, form_of, frozen_context, parts_of, paths_of
 
 
@@ -167,6 +167,24 @@ class End:
             carried = carried.sized_by(dict(zip(map(str, self.numbers), numbers_of(self.form, wrapper), strict=True)))
         return replace(self, form=self.form.sized_as(wrapper), gradient=gradient, carried=carried)
 
+    def sized_by_parts(self, parts: Sequence[torch.Tensor]) -> End:
+        """The end for these parts and carriers, whose sizes are symbolic in the form.
+
+        Raises:
+            HigherOrderError: a size of the wrapper is none of a part.
+        """
+        if not self.numbers:
+            return replace(self)
+        given = [number for part in parts[: self.form.count] for number in (*part.size(), *part.stride())]
+        known = dict(zip(map(str, self.numbers[-len(given) :]), given, strict=True))
+        if unknown := [number for number in map(str, self.form.symbols()) if number not in known]:
+            raise HigherOrderError(
+                f"create_graph=True has to know the size {unknown[0]} of {self.name}, a {self.form.name}, which none of its "
+                "parts has; compile it with dynamic=False"
+            )
+        form = self.form.resized(known[str(number)] for number in self.form.symbols())
+        return replace(self, form=form, carried=self.carried and self.carried.sized_by(known), gradient=None)
+
     def resized(self, numbers: Sequence[int]) -> End:
         """The end with `numbers` in place of the symbolic sizes and strides of its form."""
         return replace(self, form=self.form.resized(iter(numbers))) if numbers else self
@@ -187,8 +205,11 @@ class TakeApart(torch.autograd.Function):
     def forward(ctx: Any, end: End, wrapper: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.end = end
-        parts = [torch_compat.part_with_version(part, wrapper) for part in parts_of(end.form, wrapper)]
-        fixed = parts if end.carried is not None else [part for part in parts if not carries_gradient(part)]
+        own = parts_of(end.form, wrapper)
+        parts = [torch_compat.part_with_version(part, wrapper) for part in own]
+        fixed = parts  # a part of the wrapper itself, as the offsets of a nested tensor, must not get a history
+        if end.carried is None:
+            fixed = [part for part, given in zip(parts, own, strict=True) if part is given or not carries_gradient(part)]
         ctx.mark_non_differentiable(*fixed)
         ctx.parts = parts if fixed and end.carried is None else None
         ctx.usual = GradientForm.of(wrapper, end.form) if end.in_calls is not None else None
@@ -219,6 +240,7 @@ class Assemble(torch.autograd.Function):
         ctx.differentiable = [carries_gradient(part) and end.carried is None for part in parts]
         wrapper = end.form.assemble(torch_compat.other_objects(parts, end.form.follows_parts))
         ctx.expected = end.carried or GradientForm.of(wrapper, end.form)
+        ctx.fixed = [None if carries_gradient(part) else part for part in parts] if end.is_traced else None
         ctx.save_for_backward(*(() if detour is None else detour.inputs))
         return wrapper
 

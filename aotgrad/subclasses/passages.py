@@ -22,6 +22,7 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.runtime.autograd import is_segment
 from aotgrad.subclasses.bridge import (
+    Assemble,
     Detour,
     End,
     GradientForm,
@@ -61,6 +62,19 @@ def gradient_of_parts(form: TensorForm, parts: Mapping[int, torch.Tensor]) -> to
     """The gradient of these parts; others are zeros."""
     end = End("a gradient inside of a backward", 0, form, gradient=form, is_traced=True)
     return assemble_gradient(end, [parts.get(k) for k in range(form.count)], None)
+
+
+def is_gradient_of_argument(node: Any, gradient: torch.Tensor) -> bool:
+    """Whether a node assembles an argument in the trace, and the gradient has the form of this argument."""
+    is_usual = torch_compat.is_node_of(node, Assemble) and node.end.is_traced and node.end.carried is None
+    return is_usual and GradientForm.of(gradient).matches(node.expected)
+
+
+def gradient_of_argument(node: Any, parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """The gradient of these parts, for the node that assembles an argument in the trace."""
+    form = node.expected.form
+    end = End("a gradient inside of a backward", 0, form, gradient=form, is_traced=True)
+    return assemble_gradient(end, [parts.get(k) for k in range(form.count)], node.fixed[: form.count])
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from aotgrad.ir import TensorInput
 from aotgrad.joint.attribution import differentiated_as_in_eager
 from aotgrad.joint.backward import cut_into
 from aotgrad.joint.failures import failing_nodes, passed_over
-from aotgrad.joint.segments import CutBackward, ExternalView, Segmentation, find_segments, taken_apart
+from aotgrad.joint.segments import CutBackward, Edge, ExternalView, Segmentation, find_segments, taken_apart
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -26,7 +26,7 @@ from aotgrad.slots import (
     SegmentBoundary,
     place_of,
 )
-from aotgrad.subclasses.passages import gradient_of_parts
+from aotgrad.subclasses.passages import gradient_of_argument, gradient_of_parts
 from aotgrad.transforms.captured_function import CapturedFunction
 
 GradientEntry = Any
@@ -96,25 +96,33 @@ class RerunGraph:
         edges = self.result_edges()
         segmentation = self.segmentation(edges)
         entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
-        arriving = self.assembled_tangents(dict(zip(slots, tangents, strict=True)))
+        arriving = self.assembled_tangents(dict(zip(slots, tangents, strict=True)), entries)
         pairs = [*((GradientEdge(*entries[place_of(slot)]), tangent) for slot, tangent in arriving.items()), *added]
         places = set(map(place_of, leaving))
         ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in places]
         if not ends:
             return {}
         results = self.roots.values()
-        with CutBackward(segmentation, lambda cut, gradient: None) as cut_backward, differentiated_as_in_eager(results):
+        with CutBackward(segmentation, lambda *_: None) as cut_backward, differentiated_as_in_eager(results):
             roots, values = [edge for edge, _ in pairs], [value for _, value in pairs]
             torch.autograd.grad(roots, ends, values, create_graph=create_graph, allow_unused=True)
         return cut_backward.terms()
 
-    def assembled_tangents(self, tangents: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
-        """The tangents, with wrapper subclasses in place of their parts."""
-        forms, parts = self.function.joint.cut_forms, dict[Any, dict[int, torch.Tensor]]()
+    def assembled_tangents(
+        self, tangents: Mapping[Any, torch.Tensor], entries: Mapping[Any, Edge]
+    ) -> dict[Any, torch.Tensor]:
+        """The tangents, with wrapper subclasses in place of their parts. They arrive at `entries`."""
+        forms, found = self.function.joint.cut_forms, dict[Any, torch.Tensor]()
+        parts = dict[SegmentBoundary, dict[int, torch.Tensor]]()
         for slot, tangent in tangents.items():
-            is_part = isinstance(slot, SegmentBoundary) and slot.is_part
-            parts.setdefault(replace(slot, part=0) if is_part else slot, {})[slot.part if is_part else 0] = tangent
-        return {slot: gradient_of_parts(forms[slot], some) if slot in forms else some[0] for slot, some in parts.items()}
+            if isinstance(slot, SegmentBoundary) and slot.is_part:
+                parts.setdefault(replace(slot, part=0), {})[slot.part] = tangent
+            else:
+                found[slot] = tangent
+        for cut, some in parts.items():
+            node, _ = entries[place_of(cut)]
+            found[cut] = gradient_of_parts(forms[cut], some) if cut in forms else gradient_of_argument(node, some)
+        return found
 
     def result_edges(self) -> dict[Any, Any]:
         """Where gradients enter, except for returned views."""

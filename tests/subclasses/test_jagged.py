@@ -159,3 +159,27 @@ def test_a_view_of_a_plain_argument_is_one(name: str, way: str) -> None:
         found.append([view._base is values, values._version - version, view._version - version, values.detach(), leaf.grad])
     assert found[0][:3] == found[1][:3] == [True, 1, 1]
     assert all(map(torch.equal, found[0][3:], found[1][3:]))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("way", WAYS)
+def test_parts_of_an_argument_get_no_history(way) -> None:
+    rows = [torch.rand(length, 3) for length in (2, 3)]
+    x = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+    compiled(lambda x: x.sin() * 2, way)(x)
+    parts = [getattr(x, name) for name in x.__tensor_flatten__()[0]]
+    assert not any(part.requires_grad for part in parts)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("backend", ["aot_eager", "aotgrad_eager"])
+def test_graphs_of_batches_behind_dynamo(backend) -> None:
+    """One for each number of rows; Dynamo guards the parts, too."""
+    torch._dynamo.reset()
+    counter = torch._dynamo.utils.counters["stats"]
+    counter.clear()
+    function = torch.compile(lambda x: x.sin() * 2, backend=backend)
+    for lengths in ((3, 2), (4, 2), (5, 2), (5, 2, 1), (6, 1, 1)):
+        rows = [torch.rand(length, 3) for length in lengths]
+        function(torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)).values().sum().backward()
+    assert counter["unique_graphs"] == 2

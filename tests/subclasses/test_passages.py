@@ -67,6 +67,21 @@ def drawn(x):
     return y, y.sin()
 
 
+def residual(x):
+    y = x * 2
+    return y, y.sin() * x
+
+
+def projected(x, w):
+    y = x @ w
+    return y, y.sin()
+
+
+def ragged(width: int = 0, requires_grad: bool = True) -> torch.Tensor:
+    rows = [torch.rand(rows, width, dtype=torch.float64) if width else plain(rows).detach() for rows in (2, 3)]
+    return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=requires_grad)
+
+
 PROGRAMS: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "a chain": (chain, lambda: [two(3)]),
     "a chain of nested ones": (chain, lambda: [nested(3)]),
@@ -77,6 +92,15 @@ PROGRAMS: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "changed in place": (in_place, lambda: [two(3)]),
     "of a weight in 8 bits": (in_8_bits, lambda: [eight_bits(True), plain(2, 2)]),
     "no leaf": (chain, lambda: [two(3) * 1]),
+    "jagged": (residual, lambda: [ragged()]),
+}
+SIZED: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
+    "a chain": (chain, lambda: [two(3)]),
+    "a residual": (residual, lambda: [two(4)]),
+    "a chain of nested ones": (chain, lambda: [nested(3)]),
+    "plain ones beside": (plain_beside, lambda: [two(3), plain(3)]),
+    "projected": (projected, lambda: [two(3, 2), plain(2, 2)]),
+    "jagged": (residual, lambda: [ragged()]),
 }
 PLACED: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "a chain": (chain, lambda: [placed(4, 4)]),
@@ -109,9 +133,12 @@ def with_hooks(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor
     found = watched(results)
     for result in results:
         result.retain_grad()
-    results[root].sum().backward(retain_graph=True)
-    results[root].sum().backward()
     leaves = [argument for argument in arguments if argument.is_leaf]
+    results[root].sum().backward(retain_graph=True)
+    for leaf in leaves:
+        if leaf.is_nested:  # eager cannot add up its gradients
+            leaf.grad = None
+    results[root].sum().backward()
     return [*found, *(seen(each.grad) for each in (*results, *leaves))]
 
 
@@ -152,9 +179,11 @@ def differentiated_twice(results: Sequence[torch.Tensor], arguments: Sequence[to
 USES = {use.__name__: use for use in (with_hooks, with_changes, with_respect_to_results, of_all, differentiated_twice)}
 
 
-def check_passages(programs: dict[str, tuple[Callable, Callable[[], list[Any]]]], name: str, use: str, way: str) -> None:
+def check_passages(
+    programs: dict[str, tuple[Callable, Callable[[], list[Any]]]], name: str, use: str, way: str, dynamic: bool = False
+) -> None:
     function, arguments = programs[name]
-    ours, count = compiled(function, way), len(function(*arguments()))
+    ours, count = compiled(function, way, dynamic), len(function(*arguments()))
     for root in range(count):
 
         def run(function: Callable, root: int = root) -> list[Any]:
@@ -171,6 +200,14 @@ def check_passages(programs: dict[str, tuple[Callable, Callable[[], list[Any]]]]
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_in_eager(name, use, way) -> None:
     check_passages(PROGRAMS, name, use, way)
+
+
+@pytest.mark.parametrize("way", ["dynamo, eager halves", "dynamo, inductor halves"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("name", SIZED)
+def test_symbolic_sizes(name, use, way) -> None:
+    check_passages(SIZED, name, use, way, dynamic=True)
 
 
 OTHER_FORM_OF_SECOND_ORDER = ("of a custom function", "with a gradient of other placements")
@@ -231,13 +268,7 @@ def test_nothing_is_kept(way) -> None:
 NOT_PASSED: dict[str, tuple[Callable, Callable[[], Any]]] = {
     "a view that is returned": (lambda x: (y := x.view(3, 1), y.sin()), lambda: two(3)),
     "an argument that is changed": (lambda x: (x.mul_(2), x.sin()), lambda: two(3) * 1),
-    "a nested tensor": (lambda x: (y := x * 2, y.sin() * x), lambda: ragged()),
 }
-
-
-def ragged() -> torch.Tensor:
-    rows = [torch.ones(2, dtype=torch.float64), torch.ones(3, dtype=torch.float64)]
-    return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
 
 
 @pytest.mark.xfail(strict=True, reason="gradients do not pass every result that is a tensor subclass (docs/limits.md)")

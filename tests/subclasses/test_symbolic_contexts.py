@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.subclasses.classes import Wrapper
-from tests.subclasses.programs import compiled
+from tests.subclasses.programs import compiled, described, two
 
 
 class Named(NamedTuple):
@@ -105,3 +105,19 @@ def test_results_and_gradients_have_the_sizes_of_the_call(how: str, name: str) -
     ours = compiled(FUNCTIONS[name], "dynamo, eager halves", dynamic=True)
     for rows in (4, 5, 7, 5):
         assert outcome(ours, how, rows) == outcome(FUNCTIONS[name], how, rows)
+
+
+@pytest.mark.parametrize("backend", ["aotgrad_eager", "aotgrad"])
+def test_gradients_of_gradients(backend) -> None:
+    """The function runs once more for them, with fixed sizes; later calls are those of the first run."""
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: (x.exp(), x.sin() * x), backend=backend, dynamic=True, options={"min_graph_ops": 0})
+
+    def run(function: Callable, size: int) -> list[Any]:
+        x = two(size)
+        first, second = function(x)
+        (gradient,) = torch.autograd.grad((first * second).sum(), x, create_graph=True)
+        return [described(each.detach()) for each in (first, second, *torch.autograd.grad((gradient**2).sum(), x))]
+
+    for size in (3, 4, 5):
+        assert run(function, size) == run(lambda x: (x.exp(), x.sin() * x), size)
