@@ -112,6 +112,7 @@ class Wrappers:
         live: the arguments, while the function is traced.
         saved: the flat results that share the memory of a value which the backward needs.
         expected: the forms of gradients of results that differ from the forms of the results.
+        numbers: the expressions of the arguments that are symbolic numbers, by position.
         is_known: the function is compiled; when it runs once more, nothing new is found.
     """
 
@@ -123,6 +124,7 @@ class Wrappers:
     changes: list[ChangedWrapper] = field(default_factory=list)
     live: list[LiveWrapper] = field(default_factory=list)
     saved: Mapping[Saved, Collection[int]] = field(default_factory=dict)
+    numbers: Mapping[int, str] = field(default_factory=dict)
     is_known: bool = False
 
     @property
@@ -130,11 +132,22 @@ class Wrappers:
         """Whether an argument or result is a wrapper."""
         return bool(self.arguments or any(not isinstance(result, PlainResult) for result in self.results))
 
-    def enter(self, ends: Sequence[End], parts: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """The arguments of the traced function, assembled from parts. A second trace finds the same forms of gradients."""
+    def enter(
+        self, ends: Sequence[End], parts: Sequence[Sequence[torch.Tensor]], others: Mapping[int, Any]
+    ) -> list[torch.Tensor]:
+        """The arguments of the traced function, assembled from parts. A second trace finds the same forms of gradients.
+
+        Args:
+            others: the other arguments, by position; some are numbers.
+        """
         self.arguments = self.arguments or [replace(end, is_traced=True) for end in ends]
-        pairs = list(zip(self.arguments, parts, strict=True))
-        self.live = [live_wrapper(end.sized_by_parts(some) if self.is_known else end, some) for end, some in pairs]
+        entered = self.arguments
+        if self.is_known:
+            numbers = {text: others[k] for k, text in self.numbers.items()}
+            entered = [end.sized_by(numbers, some) for end, some in zip(self.arguments, parts, strict=True)]
+        else:
+            self.numbers = {k: str(value) for k, value in others.items() if isinstance(value, torch.SymInt)}
+        self.live = [live_wrapper(end, some) for end, some in zip(entered, parts, strict=True)]
         return [each.value for each in self.live]
 
     def finish(self, saved: Mapping[Saved, Collection[int]]) -> None:

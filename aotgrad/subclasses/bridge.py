@@ -167,20 +167,20 @@ class End:
             carried = carried.sized_by(dict(zip(map(str, self.numbers), numbers_of(self.form, wrapper), strict=True)))
         return replace(self, form=self.form.sized_as(wrapper), gradient=gradient, carried=carried)
 
-    def sized_by_parts(self, parts: Sequence[torch.Tensor]) -> End:
-        """The end for these parts and carriers, whose sizes are symbolic in the form.
+    def sized_by(self, numbers: Mapping[str, int], parts: Sequence[torch.Tensor]) -> End:
+        """The end for these parts and carriers, and these values of symbolic numbers.
 
         Raises:
-            HigherOrderError: a size of the wrapper is none of a part.
+            HigherOrderError: the form has another symbolic number.
         """
         if not self.numbers:
             return replace(self)
         given = [number for part in parts[: self.form.count] for number in (*part.size(), *part.stride())]
-        known = dict(zip(map(str, self.numbers[-len(given) :]), given, strict=True))
+        known = {**numbers, **dict(zip(map(str, self.numbers[-len(given) :]), given, strict=True))}
         if unknown := [number for number in map(str, self.form.symbols()) if number not in known]:
             raise HigherOrderError(
-                f"create_graph=True has to know the size {unknown[0]} of {self.name}, a {self.form.name}, which none of its "
-                "parts has; compile it with dynamic=False"
+                f"create_graph=True has to know {unknown[0]}, a size of {self.name}, a {self.form.name}, which neither its "
+                "parts nor other arguments have; compile it with dynamic=False"
             )
         form = self.form.resized(known[str(number)] for number in self.form.symbols())
         return replace(self, form=form, carried=self.carried and self.carried.sized_by(known), gradient=None)

@@ -180,7 +180,7 @@ class WrapperLayout:
                 plain[k] = next(remaining)
             else:
                 parts.append([next(remaining) for _ in range(count)])
-        live = self.wrappers.enter(self.ends, parts)
+        live = self.wrappers.enter(self.ends, parts, plain)
         return [plain[k] if place is None else live[place] for k, place in enumerate(self.places)]
 
     def expect_gradients(self, traced: Wrappers) -> None:

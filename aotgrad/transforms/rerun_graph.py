@@ -120,7 +120,7 @@ class RerunGraph:
             else:
                 found[slot] = tangent
         for cut, some in parts.items():
-            node, _ = entries[place_of(cut)]
+            node = entries[place_of(cut)][0]
             found[cut] = gradient_of_parts(forms[cut], some) if cut in forms else gradient_of_argument(node, some)
         return found
 

@@ -127,6 +127,7 @@ SAFETY_NETS = (
     "would need zeros of a symbolic",
     "cannot be traced, because something outside of Python",
     "and the function computes other values than when it was first traced",
+    "which neither its parts nor other arguments have",
 )
 """Refusals that no program is known to meet: parts of their messages."""
 
