@@ -7,6 +7,7 @@ plan.guards                                which calls it is for
 
 from __future__ import annotations
 
+import functools
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
@@ -87,7 +88,7 @@ class CachedPlan:
         if not self.output.has_wrappers:
             return self.output.rebuild(run(tensors))
         objects = call.arguments.objects if isinstance(call.arguments, WrapperArguments) else ()
-        with running_call(detour):
+        with running_call(detour, functools.partial(self.output.wrappers.change_early, objects)):
             return self.output.unflatten(run(tensors), objects)
 
 

@@ -98,6 +98,11 @@ class ChangedWrapper:
     end: End | None
     inner_bumps: tuple[int, ...]
 
+    @property
+    def count(self) -> int:
+        """The number of flat results for the new history."""
+        return 0 if self.end is None else self.end.flat_count
+
 
 @dataclass
 class Wrappers:
@@ -187,7 +192,9 @@ class Wrappers:
         for first, now in zip(self.results, again.results, strict=True):
             values, missing = list(itertools.islice(flat, count_of(now))), [0] * (count_of(first) - count_of(now))
             found += [*missing, *values] if isinstance(first, ReplayedView) else [*values, *missing]
-        return [*found, *flat]
+        for first, now in zip(self.changes, again.changes, strict=True):
+            found += [*itertools.islice(flat, now.count), *[0] * (first.count - now.count)]
+        return found
 
     def add_result(self, leaf: Any, index: int, leaves: Sequence[Any], flat: list[Any]) -> WrapperResult:
         """How calls get one result; appends its parts to `flat`."""
@@ -254,16 +261,18 @@ class Wrappers:
             return ChangedWrapper(index, bumps, None, inner)
         if self.arguments[index].is_leaf and self.arguments[index].requires_grad:
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
-        end = End(f"argument {index} after its change", index, form_of(live.value), is_traced=True)
-        flat.extend(take_apart(end, live.value))
-        return ChangedWrapper(index, bumps, replace(end, is_traced=False), inner)
+        end = End(f"argument {index} after its change", index, form_of(live.value))
+        flat.extend([*take_apart(replace(end, is_traced=True, in_calls=end), live.value), *end.form.symbols()])
+        return ChangedWrapper(index, bumps, end, inner)
 
     def assemble(self, flat: Sequence[Any], objects: Sequence[torch.Tensor]) -> list[Any]:
         """The results of the running call with these wrappers as arguments, which it changes as the function does."""
         values = iter(flat)
         taken = [[next(values) for _ in range(count_of(result))] for result in self.results]
         for change in self.changes:
-            self.apply(change, objects[change.index], values)
+            own = list(itertools.islice(values, change.count))
+            if not own or own[0] is not objects[change.index]:
+                self.apply(change, objects[change.index], own)
         results: list[Any] = [None] * len(self.results)
         for k, (result, own) in enumerate(zip(self.results, taken, strict=True)):
             match result:
@@ -330,14 +339,25 @@ class Wrappers:
                 case ReplayedView():
                     found += [f"{name} (of its view)"] * count_of(result)
         for change in self.changes:
-            found += [] if change.end is None else change.end.part_names(change.end.name)
+            if change.end is not None:
+                symbols = change.end.flat_count - change.end.count
+                found += change.end.part_names(change.end.name) + [f"{change.end.name} (a size)"] * symbols
         return found
 
-    def apply(self, change: ChangedWrapper, wrapper: torch.Tensor, values: Iterator[Any]) -> None:
-        """Give an argument the version and history that it has after the call; its parts are changed already."""
+    def change_early(self, objects: Sequence[torch.Tensor], end: End, values: Sequence[Any]) -> torch.Tensor | None:
+        """Change the argument that an end belongs to, before the call is over; `None` for the end of a result."""
+        change = next((each for each in self.changes if each.end is end), None)
+        if change is None:
+            return None
+        self.apply(change, objects[change.index], values)
+        return objects[change.index]
+
+    def apply(self, change: ChangedWrapper, wrapper: torch.Tensor, values: Sequence[Any]) -> None:
+        """Give an argument the version and history that it has after the call; `values` are those of its end."""
         bumps = change.version_bumps
         if change.end is not None:
-            wrapper.copy_(assemble_wrapper(change.end, [next(values) for _ in range(change.end.count)]))
+            count = change.end.count
+            wrapper.copy_(assemble_wrapper(change.end.resized(values[count:]), values[:count]))
             bumps -= 1
         torch_compat.raise_version(wrapper, torch_compat.version_of(wrapper), bumps)
         if any(change.inner_bumps):

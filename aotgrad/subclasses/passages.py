@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -120,9 +120,15 @@ class Passage:
 
 @dataclass
 class RunningCall:
-    """A call whose results are assembled. `passed` are those through which gradients of others pass, by index."""
+    """A call whose results are assembled.
+
+    Attributes:
+        change: given an end and values for it, changes the argument that it belongs to; `None` for the end of a result.
+        passed: the results through which gradients of others pass, by index.
+    """
 
     detour: Detour | None
+    change: Callable[[End, Sequence[torch.Tensor]], torch.Tensor | None]
     passed: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def results_behind(self, values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -150,9 +156,11 @@ _running: contextvars.ContextVar[RunningCall] = contextvars.ContextVar("_running
 
 
 @contextlib.contextmanager
-def running_call(detour: Detour | None) -> Iterator[None]:
-    """Inside, the results of one call are assembled."""
-    token = _running.set(RunningCall(detour))
+def running_call(
+    detour: Detour | None, change: Callable[[End, Sequence[torch.Tensor]], torch.Tensor | None]
+) -> Iterator[None]:
+    """Inside, the results of one call are assembled. `change`: see `RunningCall`."""
+    token = _running.set(RunningCall(detour, change))
     try:
         yield
     finally:
@@ -166,8 +174,12 @@ def assembled_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence
 
 
 def passed_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
-    """A result through which gradients of other results pass."""
-    result = _running.get().passed[end.index] = assembled_result(end, values, numbers)
+    """A result, or an argument after its change, through which gradients of other results pass."""
+    running = _running.get()
+    with histories_kept():
+        if (argument := running.change(end, [*values, *numbers])) is not None:
+            return argument
+    result = running.passed[end.index] = assembled_result(end, values, numbers)
     return result
 
 

@@ -82,6 +82,18 @@ def ragged(width: int = 0, requires_grad: bool = True) -> torch.Tensor:
     return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=requires_grad)
 
 
+def changed(x):
+    x.mul_(2)
+    return x, x.sin()
+
+
+def changed_twice(x, w):
+    x.mul_(w)
+    y = x.exp()
+    x.add_(y)
+    return y, x.sin() * y, x
+
+
 PROGRAMS: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "a chain": (chain, lambda: [two(3)]),
     "a chain of nested ones": (chain, lambda: [nested(3)]),
@@ -93,6 +105,9 @@ PROGRAMS: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "of a weight in 8 bits": (in_8_bits, lambda: [eight_bits(True), plain(2, 2)]),
     "no leaf": (chain, lambda: [two(3) * 1]),
     "jagged": (residual, lambda: [ragged()]),
+    "an argument that is changed": (changed, lambda: [two(3) * 1]),
+    "arguments that are changed": (changed_twice, lambda: [two(3) * 1, two(3, requires_grad=False)]),
+    "a changed one without a gradient": (changed_twice, lambda: [two(3, requires_grad=False), two(3) * 2]),
 }
 SIZED: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "a chain": (chain, lambda: [two(3)]),
@@ -267,7 +282,6 @@ def test_nothing_is_kept(way) -> None:
 
 NOT_PASSED: dict[str, tuple[Callable, Callable[[], Any]]] = {
     "a view that is returned": (lambda x: (y := x.view(3, 1), y.sin()), lambda: two(3)),
-    "an argument that is changed": (lambda x: (x.mul_(2), x.sin()), lambda: two(3) * 1),
 }
 
 
