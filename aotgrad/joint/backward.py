@@ -48,6 +48,7 @@ from aotgrad.joint.failures import (
     reject_wrapped_gradients,
 )
 from aotgrad.joint.gradient_order import backward_segments, gradient_rank
+from aotgrad.joint.joins import Joins
 from aotgrad.joint.none_gradients import WorkBehindNone, has_cuts_outside, has_work_behind_none
 from aotgrad.joint.outside_views import View, views_outside
 from aotgrad.joint.saved_values import (
@@ -540,7 +541,7 @@ def _input_edges(capture: Capture, outputs: Sequence[Result]) -> dict[Edge, Prim
     for node in autograd_nodes(result.differentiable for result in outputs):
         if (leaf := getattr(node, "variable", None)) is not None and id(leaf) in leaves:
             edges[node, 0] = Primal(leaves[id(leaf)])
-    edges.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in capture.joins})
+    edges.update(Joins.of(capture.joins).edges)
     return edges
 
 
@@ -574,7 +575,7 @@ def _gradients_of_segments(
         name = f"tangents_{len(effects.cells) + len(tangents) + len(cuts) + 1}"
         return cuts.setdefault(Tangent(cut), capture.trace.add_placeholder(name, gradient))
 
-    with CutBackward(segmentation, enter) as cut_backward:
+    with CutBackward(segmentation, enter, joins=Joins.of(capture.joins)) as cut_backward:
         ends = [*ends_without_inputs(segmentation), *accumulators(capture, segmentation)]
         _gradients(capture, outputs, list(tangents.values()), effects, ends, segmentation.segment_of)
     with eager_dtypes(), attributed_to_forward(capture.trace, ()):

@@ -36,6 +36,7 @@ from torch.autograd.graph import GradientEdge
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError
 from aotgrad.joint.chunks import Item, chunks_of_equal_length, chunks_of_equal_weight
+from aotgrad.joint.joins import NO_JOINS, Edge, Joins
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -50,7 +51,6 @@ from aotgrad.slots import (
 )
 from aotgrad.subclasses.passages import gradient_parts
 
-Edge = tuple[Any, ...]
 """An autograd node and the position of one of its inputs, where a gradient arrives.
 
 If other results were computed from a wrapper subclass that is a result, their gradients pass through it outside. So the edge
@@ -557,6 +557,7 @@ class CutBackward:
     collected: dict[tuple[int, GradientTarget], list[torch.Tensor]] = field(default_factory=dict)
     entered: set[SegmentBoundary] = field(default_factory=set)
     left: dict[tuple[int, Primal], None] = field(default_factory=dict)
+    joins: Joins = NO_JOINS
 
     def __enter__(self) -> CutBackward:
         self.handles = [node.register_hook(self.hook(node)) for node in self.segments.segment_of]
@@ -577,7 +578,7 @@ class CutBackward:
 
     def note_order(self, segment: int, targets: Sequence[GradientTarget | None]) -> None:
         """Note the order of the last gradients of inputs, which the engine puts into its queue together."""
-        primals = [target for target in targets if isinstance(target, Primal)]
+        primals = [each for target in targets if isinstance(target, Primal) for each in self.joins.primals_of(target)]
         for position in engine_order(len(primals)):
             self.left.pop((segment, primals[position]), None)
             self.left[segment, primals[position]] = None
@@ -587,6 +588,10 @@ class CutBackward:
         if gradient is None or edge[0] is None or not self.segments.leaves(segment, edge):
             return gradient
         target = self.segments.targets[edge]
+        if isinstance(target, Primal):
+            for primal, part in self.joins.ends_of(target, gradient):
+                self.collected.setdefault((segment, primal), []).append(part)
+            return None
         if isinstance(target, SegmentBoundary) and torch_compat.is_wrapper_subclass(gradient):
             target = SegmentBoundary(target.index, segment, term=self.wrappers_at(segment, target))
         self.collected.setdefault((segment, target), []).append(gradient)

@@ -98,6 +98,7 @@ class Backward:
     """What the autograd node of a segment runs: variants of its graph, and for higher orders another function.
 
     Attributes:
+        segment: its number.
         transformed: runs an uncompiled graph.
         gradient_positions: where the graph returns the gradients of the node's inputs.
         full: the key of the variant with all tangents and all gradients.
@@ -113,6 +114,7 @@ class Backward:
 
     variants: VariantCache
     higher_order: Callable[..., Gradients]
+    segment: int
     transformed: Callable[[GraphHalf, Sequence[Any]], Gradients]
     gradient_positions: tuple[int, ...]
     full: VariantKey
@@ -141,6 +143,7 @@ class Backward:
         return cls(
             variants=variants,
             higher_order=functools.partial(higher_order, number),
+            segment=number,
             transformed=higher_order.transformed,
             gradient_positions=tuple(position_of[gradient] for gradient in variants.gradients),
             full=variants.full_key(),

@@ -14,6 +14,7 @@ import torch
 from aotgrad import torch_compat
 from aotgrad.ir import GraphHalf
 from aotgrad.slots import Saved
+from aotgrad.subclasses.bridge import End, edges_of_parts, take_apart
 
 Reference = tuple["weakref.ref[torch.Tensor]", "int | None"]
 """A weak reference to a result, and its version: an autograd node must not keep its results alive."""
@@ -26,12 +27,28 @@ class Recomputation:
     The version of a number, and of an input that the call changes, is `None`.
     `results` are the differentiable results that the call returned unchanged, and views (with their versions) that others
     were computed from. The caller may have dropped a result since, or changed its history.
+    `wrappers` are the wrapper subclasses that were assembled from results, with their ends and versions.
     """
 
     primals: tuple[Any, ...]
     versions: list[int | None]
     random_state: Any
     results: tuple[Reference, ...] = ()
+    wrappers: tuple[tuple[weakref.ref[torch.Tensor], End, int], ...] = ()
+
+    def present_parts(self) -> Iterator[tuple[Any, int, torch.Tensor]]:
+        """The parts of wrapper subclasses among the results that the caller still has, and that have the history of the call.
+
+        Each with what the node runs that it is a result of, and its position among the results of this node.
+        """
+        for reference, end, version in self.wrappers:
+            wrapper = reference()
+            if wrapper is None or torch_compat.version_of(wrapper) != version:
+                continue
+            edges = edges_of_parts(wrapper, end.form.count)
+            own = [(k, node, output) for k, (node, output) in edges if getattr(node, "recomputation", None) is self]
+            parts = take_apart(end.sized_as(wrapper), wrapper) if own else ()
+            yield from ((node.backward, output, parts[k]) for k, node, output in own)
 
     def present_results(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The results, by position, that the caller still has, and that have the history of the call."""

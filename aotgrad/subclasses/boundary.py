@@ -22,7 +22,7 @@ from aotgrad.runtime.autograd import watch_saved
 from aotgrad.slots import Saved
 from aotgrad.subclasses.bridge import End, GradientForm, assemble_wrapper, histories_kept, is_assembled, take_apart
 from aotgrad.subclasses.forms import form_of, inner_tensors, is_wrapper
-from aotgrad.subclasses.passages import assembled_result
+from aotgrad.subclasses.passages import assembled_result, note_result
 
 
 @dataclass(frozen=True)
@@ -356,14 +356,16 @@ class Wrappers:
         """Give an argument the version and history that it has after the call; `values` are those of its end."""
         bumps = change.version_bumps
         if change.end is not None:
-            count = change.end.count
-            wrapper.copy_(assemble_wrapper(change.end.resized(values[count:]), values[:count]))
+            end, parts = change.end.resized(values[change.end.count :]), values[: change.end.count]
+            wrapper.copy_(assemble_wrapper(end, parts))
             bumps -= 1
         torch_compat.raise_version(wrapper, torch_compat.version_of(wrapper), bumps)
         if any(change.inner_bumps):
             inner = inner_tensors(self.arguments[change.index].form, wrapper)
             for tensor, count in zip(inner, change.inner_bumps, strict=True):
                 torch_compat.raise_version(tensor, torch_compat.version_of(tensor), count)
+        if change.end is not None:
+            note_result(wrapper, change.end, values)
 
 
 @dataclass(frozen=True)

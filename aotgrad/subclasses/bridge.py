@@ -347,6 +347,14 @@ def other_gradient(ctx: Any, gradient: torch.Tensor, found: GradientForm) -> lis
     return [*[None] * (ctx.count - len(inputs)), *inputs]
 
 
+def edges_of_parts(wrapper: torch.Tensor, count: int) -> list[tuple[int, tuple[Any, int]]]:
+    """The edges of the parts that a wrapper was assembled from, or that were copied to it, by position."""
+    node = wrapper.grad_fn
+    if node is not None and not torch_compat.is_node_of(node, Assemble):
+        node = next((source for source, _ in node.next_functions[1:2]), None)
+    return list(enumerate(node.next_functions[:count])) if torch_compat.is_node_of(node, Assemble) else []
+
+
 def carries_gradient(part: torch.Tensor) -> bool:
     return part.is_floating_point() or part.is_complex()
 

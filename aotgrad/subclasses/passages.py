@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -169,8 +170,19 @@ def running_call(
 
 def assembled_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
     """A result of the running call from its parts and carriers, and the symbolic numbers of its form."""
+    own = end.resized(numbers)
     with histories_kept():
-        return _running.get().assemble(end.resized(numbers), values)
+        result = _running.get().assemble(own, values)
+    note_result(result, own, values)
+    return result
+
+
+def note_result(wrapper: torch.Tensor, end: End, values: Sequence[torch.Tensor]) -> None:
+    """Let the call know the wrapper that its results were assembled to, for gradients of gradients."""
+    calls = (getattr(value.grad_fn, "recomputation", None) for value in values[: end.form.count])
+    call = next((each for each in calls if each is not None), None)
+    if call is not None:
+        call.wrappers += ((weakref.ref(wrapper), end, torch_compat.version_of(wrapper)),)
 
 
 def passed_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:

@@ -24,6 +24,7 @@ from aotgrad.ir import (
     SymInput,
     ViewAndMutationMeta,
 )
+from aotgrad.joint.joins import Joins
 from aotgrad.joint.segments import Cuts
 from aotgrad.passes.known_values import KnownValues
 from aotgrad.pipeline import Executable
@@ -83,6 +84,13 @@ class CapturedFunction:
     def wrappers(self) -> list[ReturnedWrapper]:
         """The wrapper subclasses among the results that gradients of others pass through."""
         return list(dict.fromkeys(of_kind((gradient.of for gradient in self.joint.passages), ReturnedWrapper)))
+
+    @functools.cached_property
+    def result_of_output(self) -> dict[tuple[int, int], int]:
+        """The position among `returned` of each output of a node, given by its segment and its number there."""
+        position_of = {slot: k for k, slot in enumerate(self.returned)}
+        outputs = ((number, k, t.of) for number, each in enumerate(self.segments) for k, t in enumerate(each.tangents))
+        return {(number, k): position_of[slot] for number, k, slot in outputs if slot in position_of}
 
     @property
     def results(self) -> list[ForwardResult]:
@@ -249,8 +257,7 @@ class CapturedFunction:
             return []
         starts = {state.grad_fn for state in self.capture.before if state is not None}
         roots = [root_of_tangent(self.meta, slot, self.capture.outputs) for slot in self.results]
-        joined = {torch_compat.gradient_edge(computed) for _, computed in self.capture.joins}
-        return find_inner_values(roots, starts - {None}, joined)
+        return find_inner_values(roots, starts - {None}, Joins.of(self.capture.joins).edges.keys())
 
     @property
     def is_one_piece(self) -> bool:

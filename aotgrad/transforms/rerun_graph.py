@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from aotgrad.ir import TensorInput
 from aotgrad.joint.attribution import differentiated_as_in_eager
 from aotgrad.joint.backward import cut_into
 from aotgrad.joint.failures import failing_nodes, passed_over
+from aotgrad.joint.joins import Joins
 from aotgrad.joint.segments import CutBackward, Edge, ExternalView, Segmentation, find_segments, taken_apart
 from aotgrad.slots import (
     ForwardResult,
@@ -62,6 +64,10 @@ class RerunGraph:
     entries: Sequence[GradientEntry]
     joined: Sequence[tuple[int, torch.Tensor]]
 
+    @functools.cached_property
+    def joins(self) -> Joins:
+        return Joins.of(self.joined)
+
     def gradients_of_inputs(
         self,
         roots: Sequence[torch.Tensor],
@@ -103,7 +109,8 @@ class RerunGraph:
         if not ends:
             return {}
         results = self.roots.values()
-        with CutBackward(segmentation, lambda *_: None) as cut_backward, differentiated_as_in_eager(results):
+        cut_backward = CutBackward(segmentation, lambda *_: None, joins=self.joins)
+        with cut_backward, differentiated_as_in_eager(results):
             roots, values = [edge for edge, _ in pairs], [value for _, value in pairs]
             torch.autograd.grad(roots, ends, values, create_graph=create_graph, allow_unused=True)
         return cut_backward.terms()
@@ -150,7 +157,7 @@ class RerunGraph:
         inputs = enumerate(function.capture.inputs)
         with_grad = [k for k, spec in inputs if isinstance(spec, TensorInput) and spec.requires_grad]
         starts = {edge_of_entry(self.entries[k]): Primal(k) for k in with_grad}
-        starts.update({torch_compat.gradient_edge(computed): Primal(k) for k, computed in self.joined})
+        starts.update(self.joins.edges)
         failing = passed_over(failing_nodes(self.roots.values())) if function.failures else {}
         chunks = cut_into(function.capture, function.cuts.grad_segments)
         settings = (function.joint.effects, function.cuts.joins_results)

@@ -27,6 +27,7 @@ from aotgrad.errors import HigherOrderError, UnsupportedOutputError
 from aotgrad.ir import GraphHalf
 from aotgrad.joint.segments import Edge
 from aotgrad.passes.known_values import KnownValues
+from aotgrad.joint.joins import Joins, OtherFormAtResult
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.runtime.recomputation import (
@@ -72,9 +73,26 @@ class CompiledVjp:
         wanted: Sequence[bool],
         inner: InnerGradients = NO_INNER_GRADIENTS,
     ) -> Gradients:
-        defined = positions_of_tensors(tangents)
         use = InnerUse.of(inner)
-        present = {} if use.is_last else dict(call.present_results())
+        results = {} if use.is_last else dict(call.present_results())
+        parts = {} if use.is_last else self.present_parts(call)
+        try:
+            return self.gradients(segment, call, saved, tangents, wanted, inner, dict(sorted({**results, **parts}.items())))
+        except OtherFormAtResult:  # the terms do not pass these results
+            return self.gradients(segment, call, saved, tangents, wanted, inner, results)
+
+    def gradients(
+        self,
+        segment: int,
+        call: Recomputation,
+        saved: SavedValues,
+        tangents: Gradients,
+        wanted: Sequence[bool],
+        inner: InnerGradients,
+        present: Mapping[int, torch.Tensor],
+    ) -> Gradients:
+        """See `HigherOrder`; second-order terms pass through the results `present`, by position."""
+        defined, use = positions_of_tensors(tangents), InnerUse.of(inner)
         settings = torch_compat.OpSettings.now()
         key = (segment, defined, tuple(wanted), tuple(present), settings, use, len(saved.values), saved.absent)
         prepared = self.prepared.get(key)
@@ -86,6 +104,12 @@ class CompiledVjp:
             return self.run(prepared, call, others)
         with self.settings_of(call):
             return self.run(prepared, call, others)
+
+    def present_parts(self, call: Recomputation) -> dict[int, torch.Tensor]:
+        """The parts of wrapper subclasses among the results that the caller still has, by position."""
+        places, parts = self.function.result_of_output, call.present_parts()
+        found = ((places.get((backward.segment, output)), part) for backward, output, part in parts)
+        return {position: part for position, part in found if position is not None}
 
     def run(self, prepared: PreparedVjp, call: Recomputation, others: Sequence[Any]) -> Gradients:
         """The gradients, with the settings of the call. `others` are the arguments of the vjp after the inputs."""
@@ -252,7 +276,7 @@ class SegmentVjp(DerivedFunction):
                 slots = (*self.function.results, *self.function.views)
                 roots = {slot: root_of_tangent(self.function.meta, slot, outputs) for slot in slots}
                 joins = gradient_aliases.positions(joined, inputs)
-                inner = self.inner_roots(roots, entries, {torch_compat.gradient_edge(computed) for _, computed in joins})
+                inner = self.inner_roots(roots, entries, Joins.of(joins).edges.keys())
             for slot, result in zip(self.results, results, strict=True):
                 gradient_aliases.declare(result, roots[slot])
             for stand_in, value in zip(stand_ins, inner, strict=False):
