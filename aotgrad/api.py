@@ -578,7 +578,7 @@ class FlatCallable(ModuleCallable):
         wrappers, places = self.layout.wrappers, [self.layout.origins[k] for k in self.dedupe.kept]
         changed = tensors_to_copy(self.executable, wrappers, values, places)
         detour = self.others.detour_of(self.call_of(values), self.executable, wrappers, changed)
-        with running_call(detour, functools.partial(wrappers.change_early, objects)):
+        with running_call(detour, functools.partial(wrappers.make_early, objects)):
             return wrappers.assemble(self.executable.call(flat), objects)
 
     def admits(self, values: Sequence[Any]) -> bool:

@@ -38,6 +38,7 @@ from aotgrad.analysis.views import (
 )
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedOutputError, add_note
 from aotgrad.graph.geometry import Geometry
+from aotgrad.subclasses.passages import TracedView
 
 CONSTANTS = (
     *(torch.Size, type(None), bool, int, float, complex, str, bytes, enum.Enum, range, slice, type(Ellipsis)),
@@ -498,6 +499,8 @@ def describe_value(position: int, value: Any) -> ir.OutputAliasInfo:
             f"output {position} is a view of a tensor that is no argument of the function; pass that as an argument, or "
             "return a clone() of the view"
         )
+    if isinstance(value, TracedView):
+        return ir.ConstantOutput(None)
     if isinstance(value, (torch.Tensor, *CONSTANTS)):
         return ir.ConstantOutput(value)
     raise UnsupportedOutputError(

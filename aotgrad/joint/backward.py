@@ -283,11 +283,12 @@ def _without_idle_segments(
         raise CaptureError(str(error)) if has_cuts_outside(segmentation) else error
     number = {old: new for new, old in enumerate(alive)}
     gradients = {replace(slot, segment=number[slot.segment or 0]): value for slot, value in found.gradients.items()}
+    passages = {replace(slot, segment=number[slot.segment or 0]): each for slot, each in found.passages.items()}
     if len(alive) == 1:
         gradients = _of_one_segment(capture, gradients)
+        passages = {replace(slot, segment=None): each for slot, each in passages.items()}
     entry = {tangent: number[segment] for tangent, segment in found.entry.items()}
     left = [(number[segment], primal) for segment, primal in found.left if segment in number]
-    passages = {replace(slot, segment=number[slot.segment or 0]): each for slot, each in found.passages.items()}
     kept = replace(found, gradients=gradients, entry=entry, left=left, passages=passages)
     return segmentation.renumber(number), kept
 
@@ -359,7 +360,10 @@ def _find_gradients(
             return FoundGradients(tangents, gradients, dict.fromkeys(tangents, 0), [(0, Primal(k)) for k in arrived])
         assert segmentation is not None, "where gradients are joined, it says at which edges"
         found = _gradients_of_segments(capture, outputs, tangents, segmentation, effects)
-    return replace(found, gradients=_of_one_segment(capture, found.gradients)) if segmentation.count == 1 else found
+    if segmentation.count > 1:
+        return found
+    passages = {replace(slot, segment=None): passage for slot, passage in found.passages.items()}
+    return replace(found, gradients=_of_one_segment(capture, found.gradients), passages=passages)
 
 
 def _other_cases(

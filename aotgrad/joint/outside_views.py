@@ -5,7 +5,7 @@ A wrapper subclass among the results is assembled outside of the graph, and coun
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from aotgrad.ir import (
 )
 from aotgrad.joint.segments import Edge
 from aotgrad.slots import ForwardResult, OldInput, ReturnedView, ReturnedWrapper, UpdatedInput, UserOutput
-from aotgrad.subclasses.passages import takes_result_apart
+from aotgrad.subclasses.passages import TracedView, takes_result_apart
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,26 @@ def passed_wrappers(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[Vie
     """The wrapper subclasses among the results that other results were computed from."""
     results = [output for output in capture.outputs if isinstance(output, torch.Tensor) and output.requires_grad]
     takers: dict[Any, None] = {output.grad_fn: None for output in results if takes_result_apart(output.grad_fn)}
-    others = (node for node in (autograd_nodes(results) if takers else ()) if node not in takers)
+    views = {k: output for k, output in enumerate(capture.outputs) if isinstance(output, TracedView)}
+    others = (node for node in (autograd_nodes(results) if takers or views else ()) if node not in takers)
     entered = {edge for node in others for edge in node.next_functions}
-    for taker in takers:
-        edge, slots = taker.next_functions[0], flat_outputs_of(taker, capture)
-        if edge in entered and all(isinstance(meta.outputs[slot.index], RETURNED_AT_ONCE) for slot in slots):
-            yield View(ReturnedWrapper(slots[0].index), edge, tuple(slots), taker)
+    slots_of = {taker: flat_outputs_of(taker, capture) for taker in takers}
+    known = {taker: slots for taker, slots in slots_of.items() if are_known_at_once(slots, meta)}
+    for taker, slots in known.items():
+        if taker.next_functions[0] in entered:
+            yield View(ReturnedWrapper(slots[0].index), taker.next_functions[0], tuple(slots), taker)
+    for k, view in views.items():
+        bases = [taker for taker in takers if taker.next_functions[0] == view.base_edge]
+        values = [UserOutput(k + 1 + n) for n in range(view.count)]
+        if view.edge in entered and known.keys() >= set(bases) and are_known_at_once(values, meta):
+            slots = [slot for taker in bases for slot in known[taker]]
+            view.base = (ReturnedWrapper(slots[0].index), bases[0].end.in_calls) if bases else None
+            yield View(ReturnedWrapper(k), view.edge, tuple(slots), view)
+
+
+def are_known_at_once(slots: Iterable[UserOutput], meta: ViewAndMutationMeta) -> bool:
+    """Whether outputs are known before an autograd node is made."""
+    return all(isinstance(meta.outputs[slot.index], RETURNED_AT_ONCE) for slot in slots)
 
 
 def flat_outputs_of(taker: Any, capture: Capture) -> list[UserOutput]:
@@ -88,7 +102,6 @@ def flat_outputs_of(taker: Any, capture: Capture) -> list[UserOutput]:
 
 
 RETURNED_AT_ONCE = (*GRAPH_OUTPUTS, SymOutput, ConstantOutput, IsInput)
-"""Outputs that are known before an autograd node is made."""
 
 
 def _updated(capture: Capture, index: int) -> tuple[UpdatedInput, ...]:

@@ -49,7 +49,7 @@ from aotgrad.slots import (
     UpdatedInput,
     place_of,
 )
-from aotgrad.subclasses.passages import gradient_parts
+from aotgrad.subclasses.passages import TracedView, gradient_parts
 
 """An autograd node and the position of one of its inputs, where a gradient arrives.
 
@@ -104,6 +104,8 @@ class ExternalView:
 
 def taken_apart(slot: ReturnedWrapper, taker: Any, bases: Sequence[Edge]) -> ExternalView:
     """A wrapper subclass among the results; from now on the node that takes it apart has an edge of its own."""
+    if isinstance(taker, TracedView):
+        return ExternalView(slot, taker.edge, tuple(bases), taker)
     edge = taker.next_functions[0]
     taker.takes_own_edge = True
     return ExternalView(slot, edge, tuple(bases), taker)

@@ -88,7 +88,7 @@ class CachedPlan:
         if not self.output.has_wrappers:
             return self.output.rebuild(run(tensors))
         objects = call.arguments.objects if isinstance(call.arguments, WrapperArguments) else ()
-        with running_call(detour, functools.partial(self.output.wrappers.change_early, objects)):
+        with running_call(detour, functools.partial(self.output.wrappers.make_early, objects)):
             return self.output.unflatten(run(tensors), objects)
 
 

@@ -68,6 +68,7 @@ class NodeSteps:
         changed = (index for index in self.capture.asked_inputs if self.meta.info(index).mutation.data)
         copied = frozenset(self.inputs[index] for index in changed)
         yield KeepInputs(self.results.primals, self.mutated(), copied, self.unread())
+        yield from self.views_of_wrapper(None)
         for number in reversed(range(len(self.segments))):
             yield from self.writes_before(number)
             yield from (view for index, view in self.views.later_views() if self.made_at.get(index) == number)
@@ -217,7 +218,7 @@ class NodeSteps:
 
     def passages_of(self, number: int) -> Iterator[PassThrough]:
         """The gradient that a segment passes on last leaves through the node that is made first."""
-        passages = [(g, passage) for g, passage in self.results.joint.passages.items() if g.segment == number]
+        passages = [(g, passage) for g, passage in self.results.joint.passages.items() if (g.segment or 0) == number]
         for gradient, passage in reversed(passages):
             names = (passage_name(gradient, part) for part in range(passage.count))
             yield PassThrough(tuple(names), result_name(gradient.of), passage)
@@ -226,11 +227,22 @@ class NodeSteps:
         """The wrappers whose parts have the node of a segment."""
         own = {tangent.of for tangent in self.segments[number].tangents}
         for slot, end in self.results.wrappers.items():
-            places = range(slot.index, slot.index + end.flat_count)
-            if not own.isdisjoint(map(UserOutput, places)):
-                values = [self.views.return_value(place) for place in places]
-                texts = [step.value if step.is_name else repr(step.value) for step in values]
-                yield AssembleResult(result_name(slot), end, tuple(texts[: end.count]), tuple(texts[end.count :]))
+            if not own.isdisjoint(UserOutput(slot.index + k) for k in range(end.flat_count)):
+                texts = self.texts_of_outputs(slot.index, end.flat_count)
+                yield AssembleResult(result_name(slot), end, texts[: end.count], texts[end.count :])
+                yield from self.views_of_wrapper(slot)
+
+    def views_of_wrapper(self, base: ReturnedWrapper | None) -> Iterator[AssembleResult]:
+        """The views of one wrapper through which gradients pass; without `base` those of arguments that stay as they are."""
+        for slot, view in self.results.wrapper_views.items():
+            if base == (None if view.base is None else view.base[0]):
+                texts = self.texts_of_outputs(slot.index + 1, view.count)
+                yield AssembleResult(result_name(slot), view.end, texts, ())
+
+    def texts_of_outputs(self, start: int, count: int) -> tuple[str, ...]:
+        """The outputs from `start` on: names or constants."""
+        steps = (self.views.return_value(place) for place in range(start, start + count))
+        return tuple(step.value if step.is_name else repr(step.value) for step in steps)
 
     # -- what a segment passes gradients on through: it is made before the segment's node
 

@@ -37,6 +37,7 @@ from aotgrad.slots import (
 
 if TYPE_CHECKING:
     from aotgrad.subclasses.bridge import End
+    from aotgrad.subclasses.passages import TracedView
 
 
 class StageResults:
@@ -77,8 +78,18 @@ class StageResults:
 
     @functools.cached_property
     def wrappers(self) -> dict[GradientTarget, End]:
-        """The results through which gradients of other results pass."""
-        return {slot.of: passage.result for slot, passage in self.joint.passages.items()}
+        """The results through which gradients of other results pass; of views their bases."""
+        passages = {slot.of: passage for slot, passage in self.joint.passages.items()}
+        bases = [passage.view.base for passage in passages.values() if passage.view is not None]
+        results = {slot: passage.result for slot, passage in passages.items() if passage.view is None}
+        return {**results, **dict(base for base in bases if base is not None)}
+
+    @functools.cached_property
+    def wrapper_views(self) -> dict[GradientTarget, TracedView]:
+        """The views among the results through which gradients of other results pass, in the order of eager."""
+        passages = self.joint.passages.items()
+        found = {slot.of: passage.view for slot, passage in passages if passage.view is not None}
+        return dict(sorted(found.items(), key=lambda pair: torch_compat.node_sequence_nr(pair[1].edge[0])))
 
     @functools.cached_property
     def saved(self) -> tuple[Saved, ...]:

@@ -152,7 +152,7 @@ class ViewSteps:
     def returned(self, index: int) -> ReturnValue:
         """An output; in place of its first part, a wrapper that is assembled already."""
         slot = ReturnedWrapper(index)
-        wrapped = slot in self.results.wrappers
+        wrapped = slot in self.results.wrappers or slot in self.results.wrapper_views
         return ReturnValue(result_name(slot), is_name=True) if wrapped else self.return_value(index)
 
     def return_value(self, index: int) -> ReturnValue:

@@ -22,7 +22,7 @@ from aotgrad.runtime.autograd import watch_saved
 from aotgrad.slots import Saved
 from aotgrad.subclasses.bridge import End, GradientForm, assemble_wrapper, histories_kept, is_assembled, take_apart
 from aotgrad.subclasses.forms import form_of, inner_tensors, is_wrapper
-from aotgrad.subclasses.passages import assembled_result, note_result
+from aotgrad.subclasses.passages import TracedView, assembled_result, note_result
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class ReplayedView:
         index: of the base.
         model: such a view, of a tensor without memory.
         is_tracked: whether it was made with gradients on.
+        end: of the view, if it requires grad; then the first of its flat results stands for the view.
         numbers: what the ops of the view take; `None` for the next one of the flat results.
         tensors: how many tensors they take, as offsets: flat results, after the numbers.
     """
@@ -61,6 +62,7 @@ class ReplayedView:
     index: int
     model: torch.Tensor
     is_tracked: bool
+    end: End | None
     numbers: tuple[Any, ...]
     tensors: int
 
@@ -191,7 +193,9 @@ class Wrappers:
         found: list[Any] = []
         for first, now in zip(self.results, again.results, strict=True):
             values, missing = list(itertools.islice(flat, count_of(now))), [0] * (count_of(first) - count_of(now))
-            found += [*missing, *values] if isinstance(first, ReplayedView) else [*values, *missing]
+            leading = 1 if isinstance(first, ReplayedView) and first.end is not None else 0
+            cut = leading if isinstance(first, ReplayedView) else len(values)
+            found += [*values[:cut], *missing, *values[cut:]]
         for first, now in zip(self.changes, again.changes, strict=True):
             found += [*itertools.islice(flat, now.count), *[0] * (first.count - now.count)]
         return found
@@ -209,8 +213,7 @@ class Wrappers:
                 return SameResult(k)
         view = self.view_of(leaf, leaves)
         if view is not None:
-            flat.extend(view[1])
-            return view[0]
+            return self.add_view(leaf, index, *view, flat)
         others = [*(live.value for live in self.live), *(other for other in leaves if other is not leaf)]
         reject_views(f"output {index}", leaf, others)
         end = End(f"output {index}", index, form_of(leaf), leaf.requires_grad, carried=self.expected.get(index))
@@ -219,6 +222,18 @@ class Wrappers:
         numbers = list(end.form.symbols())
         flat.extend(numbers)
         return AssembledResult(end, len(numbers))
+
+    def add_view(
+        self, leaf: torch.Tensor, index: int, replay: ReplayedView, values: list[Any], flat: list[Any]
+    ) -> ReplayedView:
+        """How calls get a view; appends what its ops take to `flat`, after what stands for a view that requires grad."""
+        if leaf.requires_grad and leaf._base is not None:
+            end = End(f"output {index}", index, form_of(leaf), True, carried=self.expected.get(index))
+            edges = map(torch_compat.gradient_edge, (leaf, leaf._base))
+            flat.append(TracedView(end, GradientForm.of(leaf, end.form), *edges, len(values)))
+            replay = replace(replay, end=end)
+        flat.extend(values)
+        return replay
 
     def bases_of_views(self, leaves: Sequence[Any], arguments: Sequence[Any]) -> list[torch.Tensor]:
         """The bases that several results are views of, and that are neither wrappers among the arguments nor results.
@@ -289,8 +304,9 @@ class Wrappers:
                     results[k] = assembled_result(end, parts, own[end.count :])
         for k, (result, own) in enumerate(zip(self.results, taken, strict=True)):
             if isinstance(result, ReplayedView):
+                first, *values = own if result.end is not None else (None, *own)
                 base = (objects if result.of_argument else results)[result.index]
-                results[k] = result.replay(base, iter(own))
+                results[k] = result.replay(base, iter(values)) if first is None else first
         for k, result in enumerate(self.results):
             if isinstance(result, SameResult):
                 results[k] = results[result.index]
@@ -344,13 +360,24 @@ class Wrappers:
                 found += change.end.part_names(change.end.name) + [f"{change.end.name} (a size)"] * symbols
         return found
 
-    def change_early(self, objects: Sequence[torch.Tensor], end: End, values: Sequence[Any]) -> torch.Tensor | None:
-        """Change the argument that an end belongs to, before the call is over; `None` for the end of a result."""
-        change = next((each for each in self.changes if each.end is end), None)
-        if change is None:
-            return None
-        self.apply(change, objects[change.index], values)
-        return objects[change.index]
+    def make_early(
+        self, objects: Sequence[torch.Tensor], end: End, values: Sequence[Any], passed: dict[int, torch.Tensor]
+    ) -> torch.Tensor | None:
+        """Make a view, or change an argument, before the call is over; `None` for the end of another result.
+
+        Args:
+            passed: the results so far, by index.
+        """
+        for change in self.changes:
+            if change.end is end:
+                self.apply(change, objects[change.index], values)
+                return objects[change.index]
+        for view in self.results:
+            if isinstance(view, ReplayedView) and view.end is end:
+                base = objects[view.index] if view.of_argument else passed[view.index]
+                made = passed[end.index] = view.replay(base, iter(values))
+                return made
+        return None
 
     def apply(self, change: ChangedWrapper, wrapper: torch.Tensor, values: Sequence[Any]) -> None:
         """Give an argument the version and history that it has after the call; `values` are those of its end."""
@@ -409,7 +436,7 @@ def count_of(result: WrapperResult) -> int:
         case AssembledResult(end, symbols):
             return end.count + symbols
         case ReplayedView():
-            return sum(number is None for number in result.numbers) + result.tensors
+            return (result.end is not None) + sum(number is None for number in result.numbers) + result.tensors
     return 0
 
 
@@ -429,7 +456,8 @@ def view_from(of_argument: bool, index: int, view: torch.Tensor) -> tuple[Replay
     except (RuntimeError, ValueError):  # no op of the view is known, or the subclass does not have it
         return None
     fixed = tuple(None if isinstance(number, torch.SymInt) else number for number in numbers)
-    replay = ReplayedView(of_argument, index, model, not torch_compat.made_under_no_grad(view), fixed, len(tensors))
+    is_tracked = not torch_compat.made_under_no_grad(view)
+    replay = ReplayedView(of_argument, index, model, is_tracked, None, fixed, len(tensors))
     return replay, [*(number for number in numbers if isinstance(number, torch.SymInt)), *tensors]
 
 

@@ -16,12 +16,13 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Union
 
 import torch
 
 from aotgrad import torch_compat
 from aotgrad.runtime.autograd import is_segment
+from aotgrad.slots import ReturnedWrapper
 from aotgrad.subclasses.bridge import (
     Assemble,
     Detour,
@@ -78,6 +79,26 @@ def gradient_of_argument(node: Any, parts: Mapping[int, torch.Tensor]) -> torch.
     return assemble_gradient(end, [parts.get(k) for k in range(form.count)], node.fixed[: form.count])
 
 
+@dataclass(eq=False)
+class TracedView:
+    """Stands for a result that is a view among the flat results of a trace; calls replay it.
+
+    Attributes:
+        end: of the view, in calls.
+        usual: the form of its gradient, if it has that of the view.
+        edge, base_edge: where gradients of the view and of its base arrive in the trace.
+        count: how many flat results follow, which the ops of the view take.
+        base: the slot and end of the base, if calls assemble it.
+    """
+
+    end: End
+    usual: GradientForm
+    edge: tuple[Any, int]
+    base_edge: tuple[Any, int]
+    count: int
+    base: tuple[ReturnedWrapper, End] | None = None
+
+
 @dataclass(frozen=True)
 class Passage:
     """How a gradient passes through a result: `end` takes it apart once more, for a node that passes on parts.
@@ -85,24 +106,27 @@ class Passage:
     Attributes:
         result: the end at which calls assemble it.
         end: whose gradient has the form that the trace has found.
+        view: if the result is a view.
     """
 
     result: End
     end: End
+    view: TracedView | None = None
 
     @classmethod
-    def of(cls, node: Any, gradient: torch.Tensor) -> Passage:
-        """The passage of a gradient, given the node that takes the result apart in the trace.
+    def of(cls, taker: Any, gradient: torch.Tensor) -> Passage:
+        """The passage of a gradient through a view, or a result that a node `taker` takes apart in the trace.
 
         Raises:
             OtherGradientForm: the trace has assumed the form of the result.
         """
-        found, result = GradientForm.of(gradient), node.end.in_calls
-        if result.carried is None and not found.matches(node.usual):
+        view = taker if isinstance(taker, TracedView) else None
+        found, result = GradientForm.of(gradient), taker.end.in_calls if view is None else view.end
+        if result.carried is None and not found.matches(taker.usual):
             raise OtherGradientForm(result.index, found, of_result=True)
-        carried = None if found.matches(node.usual) else found.with_fixed_sizes()
+        carried = None if found.matches(taker.usual) else found.with_fixed_sizes()
         form = found.form if carried is None else carried.form
-        return cls(result, replace(result, name=f"{result.name}, passed on", carried=carried, gradient=form))
+        return cls(result, replace(result, name=f"{result.name}, passed on", carried=carried, gradient=form), view)
 
     @property
     def count(self) -> int:
@@ -119,17 +143,20 @@ class Passage:
 # -- the results of a call
 
 
+Make = Callable[[End, Sequence[Any], dict[int, torch.Tensor]], Union[torch.Tensor, None]]
+
+
 @dataclass
 class RunningCall:
     """A call whose results are assembled.
 
     Attributes:
-        change: given an end and values for it, changes the argument that it belongs to; `None` for the end of a result.
+        make: given an end and values for it, makes a view or changes an argument; `None` for the end of another result.
         passed: the results through which gradients of others pass, by index.
     """
 
     detour: Detour | None
-    change: Callable[[End, Sequence[torch.Tensor]], torch.Tensor | None]
+    make: Make
     passed: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def results_behind(self, values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -157,11 +184,9 @@ _running: contextvars.ContextVar[RunningCall] = contextvars.ContextVar("_running
 
 
 @contextlib.contextmanager
-def running_call(
-    detour: Detour | None, change: Callable[[End, Sequence[torch.Tensor]], torch.Tensor | None]
-) -> Iterator[None]:
-    """Inside, the results of one call are assembled. `change`: see `RunningCall`."""
-    token = _running.set(RunningCall(detour, change))
+def running_call(detour: Detour | None, make: Make) -> Iterator[None]:
+    """Inside, the results of one call are assembled. `make`: see `RunningCall`."""
+    token = _running.set(RunningCall(detour, make))
     try:
         yield
     finally:
@@ -189,8 +214,8 @@ def passed_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[in
     """A result, or an argument after its change, through which gradients of other results pass."""
     running = _running.get()
     with histories_kept():
-        if (argument := running.change(end, [*values, *numbers])) is not None:
-            return argument
+        if (made := running.make(end, [*values, *numbers], running.passed)) is not None:
+            return made
     result = running.passed[end.index] = assembled_result(end, values, numbers)
     return result
 

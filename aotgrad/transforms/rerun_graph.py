@@ -28,7 +28,7 @@ from aotgrad.slots import (
     SegmentBoundary,
     place_of,
 )
-from aotgrad.subclasses.passages import gradient_of_argument, gradient_of_parts
+from aotgrad.subclasses.passages import TracedView, gradient_of_argument, gradient_of_parts, takes_result_apart
 from aotgrad.transforms.captured_function import CapturedFunction
 
 GradientEntry = Any
@@ -57,12 +57,14 @@ class RerunGraph:
         roots: the results that gradients enter at, and the returned views that they pass through.
         entries: where they leave, for each input.
         joined: tensors whose gradients belong to an input as well, with its position.
+        wrapper_views: the views among the wrapper subclasses that gradients pass through.
     """
 
     function: CapturedFunction
     roots: Mapping[ForwardResult | ReturnedView, torch.Tensor]
     entries: Sequence[GradientEntry]
     joined: Sequence[tuple[int, torch.Tensor]]
+    wrapper_views: Mapping[ReturnedWrapper, TracedView]
 
     @functools.cached_property
     def joins(self) -> Joins:
@@ -138,6 +140,10 @@ class RerunGraph:
 
     def wrapper_view(self, slot: ReturnedWrapper, edges: Mapping[Any, Any]) -> ExternalView:
         """A wrapper subclass among the results that gradients pass through."""
+        if slot in self.wrapper_views:
+            view = self.wrapper_views[slot]
+            takers = {edge[0]: edge[0].next_functions[0] for edge in edges.values() if takes_result_apart(edge[0])}
+            return taken_apart(slot, view, [edge for edge in edges.values() if takers.get(edge[0]) == view.base_edge])
         taker = next(root.grad_fn for of, root in self.roots.items() if of.index >= slot.index and of in edges)
         return taken_apart(slot, taker, [edge for edge in edges.values() if edge[0] is taker])
 

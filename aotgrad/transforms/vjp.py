@@ -39,6 +39,7 @@ from aotgrad.runtime.recomputation import (
     SavedValues,
 )
 from aotgrad.slots import ForwardResult, ReturnedView
+from aotgrad.subclasses.passages import TracedView
 from aotgrad.torch_compat import OpSettings
 from aotgrad.transforms.captured_function import CapturedFunction, InnerUse, positions_of_tensors, root_of_tangent
 from aotgrad.transforms.derived import DerivedFunction
@@ -282,7 +283,9 @@ class SegmentVjp(DerivedFunction):
             for stand_in, value in zip(stand_ins, inner, strict=False):
                 gradient_aliases.declare(stand_in, value)
             with self.settings.active():
-                graph = RerunGraph(self.function, roots, entries, joins)
+                views = {slot: outputs[slot.index] for slot in self.function.wrappers}
+                views = {slot: view for slot, view in views.items() if isinstance(view, TracedView)}
+                graph = RerunGraph(self.function, roots, entries, joins, views)
                 return self.gradients(graph, tangents, [inner[k] for k in self.inner.defined], arrived)
 
     def rerun(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:
@@ -339,7 +342,7 @@ class SegmentVjp(DerivedFunction):
         slots: list[Any] = [segment.tangents[k].of for k in self.defined]
         wanted = [gradient for gradient, is_wanted in zip(segment.gradients, self.wanted, strict=True) if is_wanted]
         is_one = len(self.function.segments) == 1
-        if is_one and not graph.joined and not self.function.views:
+        if is_one and not (graph.joined or self.function.views or self.function.wrappers):
             roots: list[torch.Tensor] = [*(graph.roots[slot] for slot in slots), *inner]
             found = graph.gradients_of_inputs(roots, wanted, [*tangents, *arrived], not self.inner.is_last)
         else:

@@ -99,6 +99,29 @@ def filled(x, w):
     return x.sin(), x
 
 
+def view_of_argument(x):
+    y = x.view(-1, 1)
+    return y, y.sin()
+
+
+def views_of_result(x):
+    y = x.exp()
+    first, second = y.view(-1, 1), y[1:]
+    return y, first, first.sin() * 2, second, second.tanh(), y.cos()
+
+
+def view_of_changed(x):
+    x.mul_(2)
+    y = x[1:]
+    return y, y.sin()
+
+
+def views_of_intermediate(x):
+    y = x * 2
+    first, second = y[:2], y[1:]
+    return first, second, first.sin() * second.sum(), second.cos()
+
+
 PROGRAMS: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "a chain": (chain, lambda: [two(3)]),
     "a chain of nested ones": (chain, lambda: [nested(3)]),
@@ -113,6 +136,14 @@ PROGRAMS: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "an argument that is changed": (changed, lambda: [two(3) * 1]),
     "arguments that are changed": (changed_twice, lambda: [two(3) * 1, two(3, requires_grad=False)]),
     "a changed one without a gradient": (filled, lambda: [two(3, requires_grad=False), two(3)]),
+}
+VIEWS: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
+    "a view of an argument": (view_of_argument, lambda: [two(3)]),
+    "a view of an argument with a history": (view_of_argument, lambda: [two(3) * 1]),
+    "views of a result": (views_of_result, lambda: [two(3)]),
+    "a view of a changed argument": (view_of_changed, lambda: [two(3) * 1]),
+    "views of an intermediate": (views_of_intermediate, lambda: [two(3)]),
+    "a view of a nested one": (view_of_argument, lambda: [nested(3)]),
 }
 SIZED: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "a chain": (chain, lambda: [two(3)]),
@@ -131,6 +162,7 @@ PLACED: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
         lambda x: (y := x.exp(), y.to_local(grad_placements=[Partial()]).sin()),
         lambda: [placed(4, 4, on=R)],
     ),
+    "a view": (lambda x: (y := x.view(-1), y.sin()), lambda: [placed(4, 4)]),
     "partial": (lambda x: (y := x * 2, redistributed(y, *R).sin()), lambda: [placed(4, 4, on=P)]),
 }
 
@@ -236,6 +268,25 @@ def test_as_in_eager(name, use, way) -> None:
     check_passages(PROGRAMS, name, use, way)
 
 
+FIRST_ORDER = [use for use in USES if use != "with_hooks_of_both_orders"]
+
+
+@every_way
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("use", FIRST_ORDER)
+@pytest.mark.parametrize("name", VIEWS)
+def test_views(name, use, way) -> None:
+    check_passages(VIEWS, name, use, way)
+
+
+@pytest.mark.parametrize("way", ["dynamo, eager halves", "dynamo, inductor halves"])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@pytest.mark.parametrize("use", FIRST_ORDER)
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_symbolic_sizes(name, use, way) -> None:
+    check_passages(VIEWS, name, use, way, dynamic=True)
+
+
 @pytest.mark.parametrize("way", ["dynamo, eager halves", "dynamo, inductor halves"])
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
 @pytest.mark.parametrize("use", USES)
@@ -250,7 +301,7 @@ OTHER_FORM_OF_SECOND_ORDER = ("of a custom function", "with a gradient of other 
 @with_eager_halves
 @pytest.mark.filterwarnings("ignore:.*_functional_collectives:FutureWarning")  # the other names are new
 @pytest.mark.filterwarnings("ignore:.* has 8 plans, the limit")  # each use has gradients of other placements
-@pytest.mark.parametrize("use", [use for use in USES if use != "with_hooks_of_both_orders"])
+@pytest.mark.parametrize("use", FIRST_ORDER)
 @pytest.mark.parametrize("name", PLACED)
 def test_dtensors(name, use, way) -> None:
     fails = use == "differentiated_twice" and name in OTHER_FORM_OF_SECOND_ORDER
@@ -299,21 +350,6 @@ def test_nothing_is_kept(way) -> None:
     assert [reference() for reference in references] == [None] * 4
 
 
-NOT_PASSED: dict[str, tuple[Callable, Callable[[], Any]]] = {
-    "a view that is returned": (lambda x: (y := x.view(3, 1), y.sin()), lambda: two(3)),
-}
-
-
-@pytest.mark.xfail(strict=True, reason="gradients do not pass every result that is a tensor subclass (docs/limits.md)")
-@pytest.mark.parametrize("name", NOT_PASSED)
-def test_a_result_that_gradients_do_not_pass(name) -> None:
-    function, argument = NOT_PASSED[name]
-    y, z = aotgrad.aot_function(function, "eager")(argument())
-    found = watched([y])
-    z.sum().backward()
-    assert len(found) == 1
-
-
 @pytest.mark.xfail(strict=True, reason="terms of second order do not pass a result with carriers (docs/limits.md)")
 @with_eager_halves
 def test_a_gradient_of_a_gradient_passes_a_result_with_carriers(way) -> None:
@@ -326,6 +362,17 @@ def test_a_gradient_of_a_gradient_passes_a_result_with_carriers(way) -> None:
             (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
             (gradient * gradient).sum().backward()
         assert len(found) == 2
+
+
+@pytest.mark.xfail(strict=True, reason="terms of second order do not pass a view (docs/limits.md)")
+@with_eager_halves
+def test_a_gradient_of_a_gradient_passes_a_view(way) -> None:
+    x = two(3)
+    y, z = compiled(view_of_argument, way)(x)
+    found = watched([y])
+    (gradient,) = torch.autograd.grad(z.sum(), x, create_graph=True)
+    (gradient * gradient).sum().backward()
+    assert len(found) == 2
 
 
 def test_independent_results_pass_nothing() -> None:
