@@ -15,6 +15,7 @@ import torch.fx as fx
 
 from aotgrad.graph.geometry import Geometry
 from aotgrad.graph.kept_calls import KeptCall
+from aotgrad.graph.symbols import bound_symbol
 from aotgrad.guards.data_dependent import ValueGuard
 from aotgrad.slots import Primal
 
@@ -260,6 +261,16 @@ class Capture:
         """The placeholder nodes of the inputs that have one."""
         nodes = (node for node in self.trace.graph.nodes if node.op == "placeholder")
         return tuple(itertools.islice(nodes, self.convention.placeholder_count))
+
+    @functools.cached_property
+    def places_of_symbols(self) -> dict[str, tuple[int, int | None]]:
+        """Where a call finds each symbol: an input that is a number, or a dimension of an input."""
+        found: dict[str, tuple[int, int | None]] = {}
+        for index, spec in enumerate(self.inputs):
+            sizes = [(spec.value, None)] if isinstance(spec, SymInput) else list(zip(spec.fake.size(), itertools.count()))
+            symbols = ((bound_symbol(size), dim) for size, dim in sizes)
+            found.update({str(symbol): (index, dim) for symbol, dim in symbols if symbol is not None})
+        return found
 
     @property
     def asked_inputs(self) -> tuple[int, ...]:

@@ -16,8 +16,7 @@ from aotgrad.slots import ForwardResult, Gradient, Memory, Primal, SegmentBounda
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from aotgrad.subclasses.forms import TensorForm
-    from aotgrad.subclasses.passages import Passage
+    from aotgrad.subclasses.passages import CutForm, Passage
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class JointGraph(SlotGraph):
     saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()
     eager_bytes: int | None = None
     passages: Mapping[Gradient, Passage] = field(default_factory=dict)
-    cut_forms: Mapping[SegmentBoundary, TensorForm] = field(default_factory=dict)
+    cut_forms: Mapping[SegmentBoundary, CutForm] = field(default_factory=dict)
 
     @property
     def differentiable(self) -> bool:

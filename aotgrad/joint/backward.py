@@ -93,15 +93,7 @@ from aotgrad.slots import (
     UserOutput,
     place_of,
 )
-from aotgrad.subclasses.forms import TensorForm
-from aotgrad.subclasses.passages import (
-    Passage,
-    end_of_gradient,
-    gradient_of_argument,
-    gradient_of_parts,
-    gradient_parts,
-    is_gradient_of_argument,
-)
+from aotgrad.subclasses.passages import CutForm, Passage, gradient_parts
 
 
 @dataclass(frozen=True)
@@ -186,7 +178,7 @@ class AppendedBackward:
     saved_in_eager: frozenset[Primal | ForwardResult] = frozenset()
     eager_bytes: int | None = None
     passages: Mapping[Gradient, Passage] = field(default_factory=dict)
-    cut_forms: Mapping[SegmentBoundary, TensorForm] = field(default_factory=dict)
+    cut_forms: Mapping[SegmentBoundary, CutForm] = field(default_factory=dict)
 
 
 def _append_possible_backward(
@@ -342,7 +334,7 @@ class FoundGradients:
     entry: dict[Tangent, int]
     left: list[tuple[int, Primal]]
     passages: Mapping[Gradient, Passage] = field(default_factory=dict)
-    cut_forms: Mapping[SegmentBoundary, TensorForm] = field(default_factory=dict)
+    cut_forms: Mapping[SegmentBoundary, CutForm] = field(default_factory=dict)
 
 
 def _find_gradients(
@@ -558,22 +550,18 @@ def _gradients_of_segments(
 ) -> FoundGradients:
     """The gradients of each segment, with the tangents of the cuts."""
     cuts: dict[Tangent, torch.Tensor] = {}
-    forms: dict[SegmentBoundary, TensorForm] = {}
+    forms: dict[SegmentBoundary, CutForm] = {}
 
-    def enter(cut: SegmentBoundary, node: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def enter(cut: SegmentBoundary, gradient: torch.Tensor) -> torch.Tensor:
         if not torch_compat.is_wrapper_subclass(gradient):
             return enter_plain(cut, gradient)
-        form, parts = end_of_gradient(gradient).form, gradient_parts(gradient)
-        is_fixed, of_argument = len(parts) == form.count and not form.is_symbolic, is_gradient_of_argument(node, gradient)
-        if not (is_fixed or of_argument) or not (has_cuts_outside(segmentation) or segmentation.alone):
+        form = CutForm.of(gradient, capture)
+        if form is None or not (has_cuts_outside(segmentation) or segmentation.alone):
             raise WrapperAtCut(
                 f"the gradient of a {type(gradient).__name__} passes between two parts of the backward that run separately"
             )
-        entered = {k: enter_plain(replace(cut, part=k), part) for k, part in parts.items()}
-        if of_argument:
-            return gradient_of_argument(node, entered)
-        forms[cut] = form
-        return gradient_of_parts(form, entered)
+        forms[cut], parts = form, gradient_parts(gradient)
+        return form.assemble({k: enter_plain(replace(cut, part=k), part) for k, part in parts.items()}, capture.primals)
 
     def enter_plain(cut: SegmentBoundary, gradient: torch.Tensor) -> torch.Tensor:
         name = f"tangents_{len(effects.cells) + len(tangents) + len(cuts) + 1}"

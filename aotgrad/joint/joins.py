@@ -1,7 +1,7 @@
 """Where gradients end at values that a function both computes and gets as arguments; see `capture/gradient_aliases.py`.
 
-    joins of (argument 2, h)                    the gradient of h is that of argument 2
-    joins of (argument 2, y.a), (3, y.b)        the gradient of the wrapper subclass y is taken apart for arguments 2 and 3
+joins of (argument 2, h)                    the gradient of h is that of argument 2
+joins of (argument 2, y.a), (3, y.b)        the gradient of the wrapper subclass y is taken apart for arguments 2 and 3
 """
 
 from __future__ import annotations

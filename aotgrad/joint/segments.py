@@ -550,12 +550,12 @@ def order_for_engine(items: Sequence[Item], after: int) -> list[Item]:
 class CutBackward:
     """Separates the segments of a running backward: gradients that leave a segment are collected, not passed on.
 
-    `enter(cut, node, gradient)` is called when the first gradient arrives at a cut, for the node behind it, and replaces the
-    gradient. `left` are the primals whose gradient leaves each segment, in the order of completion.
+    `enter(cut, gradient)` is called when the first gradient arrives at a cut, and replaces the gradient. `left` are the
+    primals whose gradient leaves each segment, in the order of completion.
     """
 
     segments: Segmentation
-    enter: Callable[[SegmentBoundary, Any, torch.Tensor], torch.Tensor | None]
+    enter: Callable[[SegmentBoundary, torch.Tensor], torch.Tensor | None]
     collected: dict[tuple[int, GradientTarget], list[torch.Tensor]] = field(default_factory=dict)
     entered: set[SegmentBoundary] = field(default_factory=set)
     left: dict[tuple[int, Primal], None] = field(default_factory=dict)
@@ -600,7 +600,7 @@ class CutBackward:
         if not isinstance(target, SegmentBoundary) or target in self.entered:
             return None
         self.entered.add(target)
-        return self.enter(target, edge[0], gradient)
+        return self.enter(target, gradient)
 
     def wrappers_at(self, segment: int, cut: SegmentBoundary) -> int:
         """How many wrapper subclasses a segment has passed on at a cut."""

@@ -37,7 +37,7 @@ class Recomputation:
     wrappers: tuple[tuple[weakref.ref[torch.Tensor], End, int], ...] = ()
 
     def present_parts(self) -> Iterator[tuple[Any, int, torch.Tensor]]:
-        """The parts of wrapper subclasses among the results that the caller still has, and that have the history of the call.
+        """The parts of wrapper subclasses among the results that the caller still has, with the history of the call.
 
         Each with what the node runs that it is a result of, and its position among the results of this node.
         """

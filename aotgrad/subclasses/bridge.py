@@ -240,7 +240,6 @@ class Assemble(torch.autograd.Function):
         ctx.differentiable = [carries_gradient(part) and end.carried is None for part in parts]
         wrapper = end.form.assemble(torch_compat.other_objects(parts, end.form.follows_parts))
         ctx.expected = end.carried or GradientForm.of(wrapper, end.form)
-        ctx.fixed = [None if carries_gradient(part) else part for part in parts] if end.is_traced else None
         ctx.save_for_backward(*(() if detour is None else detour.inputs))
         return wrapper
 

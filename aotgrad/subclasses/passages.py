@@ -16,7 +16,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from typing import TYPE_CHECKING, Any, Union
 
 import torch
 
@@ -24,7 +24,6 @@ from aotgrad import torch_compat
 from aotgrad.runtime.autograd import is_segment
 from aotgrad.slots import ReturnedWrapper
 from aotgrad.subclasses.bridge import (
-    Assemble,
     Detour,
     End,
     GradientForm,
@@ -36,7 +35,10 @@ from aotgrad.subclasses.bridge import (
     histories_kept,
     take_apart,
 )
-from aotgrad.subclasses.forms import TensorForm
+from aotgrad.subclasses.forms import TensorForm, parts_of
+
+if TYPE_CHECKING:
+    from aotgrad.ir import Capture
 
 
 def is_taker(node: Any) -> bool:
@@ -60,23 +62,39 @@ def gradient_parts(gradient: torch.Tensor) -> dict[int, torch.Tensor]:
     return {k: part for k, part in enumerate(parts) if carries_gradient(part)}
 
 
-def gradient_of_parts(form: TensorForm, parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """The gradient of these parts; others are zeros."""
-    end = End("a gradient inside of a backward", 0, form, gradient=form, is_traced=True)
-    return assemble_gradient(end, [parts.get(k) for k in range(form.count)], None)
+@dataclass(frozen=True)
+class CutForm:
+    """How a gradient is assembled where a backward is cut.
 
+    Attributes:
+        form: of the gradient.
+        fixed: its parts that carry no gradient, as the offsets of a nested tensor: the positions of such primals.
+        places: where the symbolic numbers of the form are found, see `Capture.places_of_symbols`.
+    """
 
-def is_gradient_of_argument(node: Any, gradient: torch.Tensor) -> bool:
-    """Whether a node assembles an argument in the trace, and the gradient has the form of this argument."""
-    is_usual = torch_compat.is_node_of(node, Assemble) and node.end.is_traced and node.end.carried is None
-    return is_usual and GradientForm.of(gradient).matches(node.expected)
+    form: TensorForm
+    fixed: Mapping[int, int]
+    places: Mapping[str, tuple[int, int | None]]
 
+    @classmethod
+    def of(cls, gradient: torch.Tensor, capture: Capture) -> CutForm | None:
+        """The form of this gradient; `None` if it consists of more than its parts and what the inputs tell."""
+        form = end_of_gradient(gradient).form
+        position = {id(primal): k for k, primal in enumerate(capture.primals)}
+        fixed = {k: part for k, part in enumerate(parts_of(form, gradient)) if not carries_gradient(part)}
+        names = {name for number in form.symbols() for name in torch_compat.symbolic_text(number)[1]}
+        if any(id(part) not in position for part in fixed.values()) or not names <= capture.places_of_symbols.keys():
+            return None
+        places = {name: capture.places_of_symbols[name] for name in names}
+        return cls(form, {k: position[id(part)] for k, part in fixed.items()}, places)
 
-def gradient_of_argument(node: Any, parts: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """The gradient of these parts, for the node that assembles an argument in the trace."""
-    form = node.expected.form
-    end = End("a gradient inside of a backward", 0, form, gradient=form, is_traced=True)
-    return assemble_gradient(end, [parts.get(k) for k in range(form.count)], node.fixed[: form.count])
+    def assemble(self, parts: Mapping[int, torch.Tensor], inputs: Sequence[Any]) -> torch.Tensor:
+        """The gradient of these parts, in a run with these inputs; other parts are zeros."""
+        numbers = {name: inputs[k] if dim is None else inputs[k].size(dim) for name, (k, dim) in self.places.items()}
+        form = self.form.resized(torch_compat.value_of_symbolic(number, numbers) for number in self.form.symbols())
+        values = {**parts, **{k: inputs[position] for k, position in self.fixed.items()}}
+        end = End("a gradient inside of a backward", 0, form, gradient=form, is_traced=True)
+        return assemble_gradient(end, [values.get(k) for k in range(form.count)], None)
 
 
 @dataclass(eq=False)

@@ -258,6 +258,7 @@ from aotgrad.torch_compat.expressions import (
     symbolic_text,
     text_namespace,
     unbacked_symbol,
+    value_of_symbolic,
     write_expression,
 )
 from aotgrad.torch_compat.fakes import (

@@ -30,6 +30,11 @@ def expression_text(expression: Any) -> tuple[str, list[str]]:
     return PythonPrinter().doprint(expression), sorted(str(symbol) for symbol in expression.free_symbols)
 
 
+def value_of_symbolic(value: Any, numbers: Mapping[str, Any]) -> Any:
+    """The value of a symbolic number, given those of the symbols in it by name."""
+    return eval(compiled_text(symbolic_text(value)[0]), {**text_namespace(), **numbers})
+
+
 @functools.lru_cache(maxsize=4096)
 def compiled_text(text: str) -> types.CodeType:
     """Python source of an expression, compiled."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
@@ -14,7 +13,6 @@ import torch.fx as fx
 from aotgrad import torch_compat
 from aotgrad.errors import HigherOrderError
 from aotgrad.graph import op_table
-from aotgrad.graph.symbols import bound_symbol
 from aotgrad.ir import (
     AliasOfIntermediate,
     BackwardSegment,
@@ -269,7 +267,7 @@ class CapturedFunction:
     @functools.cached_property
     def inner_values(self) -> tuple[InnerValue, ...]:
         """The types of `inner`; none if a call cannot tell their sizes."""
-        found, places = [], self.places_of_symbols
+        found, places = [], self.capture.places_of_symbols
         for tensor in self.inner:
             value = torch_compat.from_functional(tensor)
             symbolic = filter(torch_compat.has_symbols, value.size())
@@ -279,16 +277,6 @@ class CapturedFunction:
             places_here = {name: places[name] for name in symbols}
             found.append(InnerValue(tuple(value.size()), value.dtype, value.device, places_here))
         return tuple(found)
-
-    @property
-    def places_of_symbols(self) -> dict[str, tuple[int, int | None]]:
-        """Where a call finds each symbol: an input that is a number, or a dimension of an input."""
-        found: dict[str, tuple[int, int | None]] = {}
-        for index, spec in enumerate(self.capture.inputs):
-            sizes = [(spec.value, None)] if isinstance(spec, SymInput) else list(zip(spec.fake.size(), itertools.count()))
-            symbols = ((bound_symbol(size), dim) for size, dim in sizes)
-            found.update({str(symbol): (index, dim) for symbol, dim in symbols if symbol is not None})
-        return found
 
     def reusable(self, saved: Collection[Saved]) -> tuple[Saved, ...]:
         """The saved values that are no inputs, and that the joint graph computes."""

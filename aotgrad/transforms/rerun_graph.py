@@ -17,7 +17,7 @@ from aotgrad.joint.attribution import differentiated_as_in_eager
 from aotgrad.joint.backward import cut_into
 from aotgrad.joint.failures import failing_nodes, passed_over
 from aotgrad.joint.joins import Joins
-from aotgrad.joint.segments import CutBackward, Edge, ExternalView, Segmentation, find_segments, taken_apart
+from aotgrad.joint.segments import CutBackward, ExternalView, Segmentation, find_segments, taken_apart
 from aotgrad.slots import (
     ForwardResult,
     Gradient,
@@ -28,7 +28,7 @@ from aotgrad.slots import (
     SegmentBoundary,
     place_of,
 )
-from aotgrad.subclasses.passages import TracedView, gradient_of_argument, gradient_of_parts, takes_result_apart
+from aotgrad.subclasses.passages import TracedView, takes_result_apart
 from aotgrad.transforms.captured_function import CapturedFunction
 
 GradientEntry = Any
@@ -55,13 +55,15 @@ class RerunGraph:
 
     Attributes:
         roots: the results that gradients enter at, and the returned views that they pass through.
-        entries: where they leave, for each input.
+        inputs: of the function.
+        entries: where gradients leave, for each input.
         joined: tensors whose gradients belong to an input as well, with its position.
         wrapper_views: the views among the wrapper subclasses that gradients pass through.
     """
 
     function: CapturedFunction
     roots: Mapping[ForwardResult | ReturnedView, torch.Tensor]
+    inputs: Sequence[Any]
     entries: Sequence[GradientEntry]
     joined: Sequence[tuple[int, torch.Tensor]]
     wrapper_views: Mapping[ReturnedWrapper, TracedView]
@@ -104,7 +106,7 @@ class RerunGraph:
         edges = self.result_edges()
         segmentation = self.segmentation(edges)
         entries = {**{target: edge for edge, target in segmentation.targets.items()}, **edges}
-        arriving = self.assembled_tangents(dict(zip(slots, tangents, strict=True)), entries)
+        arriving = self.assembled_tangents(dict(zip(slots, tangents, strict=True)))
         pairs = [*((GradientEdge(*entries[place_of(slot)]), tangent) for slot, tangent in arriving.items()), *added]
         places = set(map(place_of, leaving))
         ends = [GradientEdge(*edge) for edge, target in segmentation.targets.items() if target in places]
@@ -117,21 +119,13 @@ class RerunGraph:
             torch.autograd.grad(roots, ends, values, create_graph=create_graph, allow_unused=True)
         return cut_backward.terms()
 
-    def assembled_tangents(
-        self, tangents: Mapping[Any, torch.Tensor], entries: Mapping[Any, Edge]
-    ) -> dict[Any, torch.Tensor]:
-        """The tangents, with wrapper subclasses in place of their parts. They arrive at `entries`."""
-        forms, found = self.function.joint.cut_forms, dict[Any, torch.Tensor]()
-        parts = dict[SegmentBoundary, dict[int, torch.Tensor]]()
+    def assembled_tangents(self, tangents: Mapping[Any, torch.Tensor]) -> dict[Any, torch.Tensor]:
+        """The tangents, with wrapper subclasses in place of their parts."""
+        forms, parts = self.function.joint.cut_forms, dict[Any, dict[int, torch.Tensor]]()
         for slot, tangent in tangents.items():
-            if isinstance(slot, SegmentBoundary) and slot.is_part:
-                parts.setdefault(replace(slot, part=0), {})[slot.part] = tangent
-            else:
-                found[slot] = tangent
-        for cut, some in parts.items():
-            node = entries[place_of(cut)][0]
-            found[cut] = gradient_of_parts(forms[cut], some) if cut in forms else gradient_of_argument(node, some)
-        return found
+            is_part = isinstance(slot, SegmentBoundary) and slot.is_part
+            parts.setdefault(replace(slot, part=0) if is_part else slot, {})[slot.part if is_part else 0] = tangent
+        return {slot: forms[slot].assemble(some, self.inputs) if slot in forms else some[0] for slot, some in parts.items()}
 
     def result_edges(self) -> dict[Any, Any]:
         """Where gradients enter, except for returned views."""

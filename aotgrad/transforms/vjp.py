@@ -25,9 +25,9 @@ from aotgrad import native, torch_compat
 from aotgrad.capture import gradient_aliases, repeats
 from aotgrad.errors import HigherOrderError, UnsupportedOutputError
 from aotgrad.ir import GraphHalf
+from aotgrad.joint.joins import Joins, OtherFormAtResult
 from aotgrad.joint.segments import Edge
 from aotgrad.passes.known_values import KnownValues
-from aotgrad.joint.joins import Joins, OtherFormAtResult
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.runtime.recomputation import (
@@ -285,7 +285,7 @@ class SegmentVjp(DerivedFunction):
             with self.settings.active():
                 views = {slot: outputs[slot.index] for slot in self.function.wrappers}
                 views = {slot: view for slot, view in views.items() if isinstance(view, TracedView)}
-                graph = RerunGraph(self.function, roots, entries, joins, views)
+                graph = RerunGraph(self.function, roots, inputs, entries, joins, views)
                 return self.gradients(graph, tangents, [inner[k] for k in self.inner.defined], arrived)
 
     def rerun(self, primals: Sequence[Any]) -> contextlib.AbstractContextManager[Any]:

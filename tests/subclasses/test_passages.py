@@ -67,6 +67,18 @@ def drawn(x):
     return y, y.sin()
 
 
+def trunk(x, w):
+    h = x @ w
+    y = h.sin()
+    return y, h.cos() * y
+
+
+def branches(x):
+    h = x * 2
+    y = h.sin()
+    return y, h.cos() * y
+
+
 def residual(x):
     y = x * 2
     return y, y.sin() * x
@@ -78,7 +90,7 @@ def projected(x, w):
 
 
 def ragged(width: int = 0, requires_grad: bool = True) -> torch.Tensor:
-    rows = [torch.rand(rows, width, dtype=torch.float64) if width else plain(rows).detach() for rows in (2, 3)]
+    rows = [plain(count, *([width] if width else [])).detach() for count in (2, 3)]
     return torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=requires_grad)
 
 
@@ -132,7 +144,9 @@ PROGRAMS: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "changed in place": (in_place, lambda: [two(3)]),
     "of a weight in 8 bits": (in_8_bits, lambda: [eight_bits(True), plain(2, 2)]),
     "no leaf": (chain, lambda: [two(3) * 1]),
+    "a trunk": (trunk, lambda: [two(3, 2), plain(2, 2)]),
     "jagged": (residual, lambda: [ragged()]),
+    "a jagged trunk": (branches, lambda: [ragged()]),
     "an argument that is changed": (changed, lambda: [two(3) * 1]),
     "arguments that are changed": (changed_twice, lambda: [two(3) * 1, two(3, requires_grad=False)]),
     "a changed one without a gradient": (filled, lambda: [two(3, requires_grad=False), two(3)]),
@@ -151,7 +165,9 @@ SIZED: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "a chain of nested ones": (chain, lambda: [nested(3)]),
     "plain ones beside": (plain_beside, lambda: [two(3), plain(3)]),
     "projected": (projected, lambda: [two(3, 2), plain(2, 2)]),
+    "a trunk": (trunk, lambda: [two(4, 3), plain(3, 2)]),
     "jagged": (residual, lambda: [ragged()]),
+    "a jagged trunk": (branches, lambda: [ragged()]),
 }
 PLACED: dict[str, tuple[Callable, Callable[[], list[Any]]]] = {
     "a chain": (chain, lambda: [placed(4, 4)]),
@@ -228,9 +244,7 @@ def differentiated_twice(results: Sequence[torch.Tensor], arguments: Sequence[to
     return [seen(gradient) for gradient in (*gradients, *second)]
 
 
-def with_hooks_of_both_orders(
-    results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor], root: int
-) -> list[Any]:
+def with_hooks_of_both_orders(results: Sequence[torch.Tensor], arguments: Sequence[torch.Tensor], root: int) -> list[Any]:
     """What hooks of results see in the backward of a gradient, one result at a time: their order may differ."""
     results = [result for result in results if result.requires_grad]
     found = watched(results)
@@ -242,7 +256,10 @@ def with_hooks_of_both_orders(
     return [*found[:first], *second, *(seen(argument.grad) for argument in arguments if argument.is_leaf)]
 
 
-USES = {use.__name__: use for use in (with_hooks, with_hooks_of_both_orders, with_changes, with_respect_to_results, of_all, differentiated_twice)}
+USES = {
+    use.__name__: use
+    for use in (with_hooks, with_hooks_of_both_orders, with_changes, with_respect_to_results, of_all, differentiated_twice)
+}
 
 
 def check_passages(
@@ -266,6 +283,14 @@ def check_passages(
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_in_eager(name, use, way) -> None:
     check_passages(PROGRAMS, name, use, way)
+
+
+@every_way
+@pytest.mark.parametrize("use", ["with_hooks", "with_changes", "of_all"])
+def test_a_trunk_of_a_constant(use, way) -> None:
+    """Eager has no second derivative of this product."""
+    programs = {"a jagged trunk": (trunk, lambda: [ragged(2, requires_grad=False), plain(2, 2)])}
+    check_passages(programs, "a jagged trunk", use, way)
 
 
 FIRST_ORDER = [use for use in USES if use != "with_hooks_of_both_orders"]

@@ -17,6 +17,7 @@ from tests.torch_compat.tracing import symbolic, symbolic_fake
 def test_symbolic_numbers_as_source(fake_mode):
     size = symbolic(fake_mode, 4).size(0)
     text, (symbol,) = compat.symbolic_text(size * 2 // 3)
+    assert compat.value_of_symbolic(size * 2 // 3, {symbol: 5}) == 3
     assert eval(text, {symbol: 4}) == 2
     assert compat.is_symbol(size, symbol)
     assert not compat.is_symbol(size * 2, symbol)
