@@ -292,6 +292,10 @@ CORRECTIONS: Mapping[str, Correction] = {
         torch_compat.use_aten_conversions,
         "the result of a conversion requires grad if the operand does, even under no_grad",
     ),
+    "factors of sums": Amendment(
+        torch_compat.keep_factors_of_sums,
+        "torch.add(x, a @ b, alpha=factor) becomes addmm without the factor",
+    ),
     "offsets in memory": Amendment(
         torch_compat.use_traced_offsets,
         "Inductor calls the op with its own buffer, whose offset is not the one that as_strided counts from",

@@ -388,6 +388,7 @@ from aotgrad.torch_compat.inductor.compilation import (
     inductor_writes_over,
     is_inductor_setting,
     is_stable,
+    keep_factors_of_sums,
     names_of_decompositions,
     names_of_inductor_decompositions,
     reported_output_strides,

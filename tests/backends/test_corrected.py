@@ -259,6 +259,9 @@ CASES = {
     ),
     "index_put into a view as another dtype": Case(put_into_bits, lambda: (torch.arange(4.0),)),
     "constants without dimensions": Case(put_a_number, lambda: (torch.arange(4.0),)),
+    "factors of sums": Case(
+        lambda x, a, b: torch.add(x, a @ b, alpha=3), lambda: (torch.ones(2), torch.ones(2, 4), torch.ones(4, 2))
+    ),
     "offsets in memory": Case(
         add_into_a_view,
         lambda: (torch.ones(3, 4, requires_grad=True), torch.arange(40.0).view(10, 4)[2:5]),
@@ -341,6 +344,24 @@ def test_a_write_does_not_read_what_it_has_written(name: str, dtype: torch.dtype
     compiled = aotgrad.aot_function(function, "inductor", options={"min_graph_ops": 0})
     assert torch.equal(compiled(mine), function(expected))
     assert torch.equal(mine, expected)
+
+
+FACTORS = {
+    "the product is the second operand": lambda x, a, b: torch.add(x, a @ b, alpha=-0.5),
+    "the product is the first operand": lambda x, a, b: torch.add(a @ b, x, alpha=2),
+    "a row for all": lambda x, a, b: torch.add(x[0], F.linear(a, b), alpha=2),
+    "in place": lambda x, a, b: x.clone().add_(a @ b, alpha=-0.5),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_a_product_is_added_with_its_factor(name: str) -> None:
+    """In the value and in the gradients."""
+    operands = [torch.rand(4, 4, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+    expected, found = FACTORS[name](*operands), torch.compile(FACTORS[name], backend="aotgrad")(*operands)
+    assert torch.allclose(found, expected)
+    gradients = (torch.autograd.grad(result.sin().sum(), operands) for result in (found, expected))
+    assert all(map(torch.allclose, *gradients))
 
 
 @pytest.mark.parametrize("operand", ["itself", "a clone"])

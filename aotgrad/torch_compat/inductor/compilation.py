@@ -116,6 +116,20 @@ def around_post_grad_passes(around: Callable[[fx.Graph], AbstractContextManager]
         yield
 
 
+@contextlib.contextmanager
+def keep_factors_of_sums() -> Iterator[None]:
+    """Inside, Inductor's last passes make no `addmm` of `torch.add(x, a @ b, alpha=factor)`, where they drop the factor."""
+    from torch._inductor.fx_passes import post_grad
+
+    prefers_no_addmm = post_grad.should_prefer_unfused_addmm
+
+    def is_no_addmm(match: Any) -> bool:
+        return match.output_node().kwargs.get("alpha", 1) != 1 or prefers_no_addmm(match)
+
+    with mock.patch.object(post_grad, "should_prefer_unfused_addmm", is_no_addmm):
+        yield
+
+
 def tell_output_stride(end: fx.Node, position: int, stride: Sequence[Any]) -> None:
     """Tell Inductor the strides of a replaced output; it has noted those of the old one."""
     noted = end.meta.get("original_output_strides")

@@ -58,6 +58,23 @@ def test_passes_before_code_is_made_run_inside_of_a_context(fake_mode):
 
 
 @inductor
+def test_the_factor_of_a_product_that_is_added_is_kept(fake_mode):
+    a = torch.rand(2, 2)
+    graph = fx.Graph()
+    x = graph.placeholder("x")
+    product = graph.call_function(aten.mm.default, (x, x))
+    total = graph.call_function(aten.add.Tensor, (x, product), {"alpha": 3})
+    graph.output((total,))
+    for node in (x, product, total):
+        node.meta["val"] = fake_mode.from_tensor(a, static_shapes=True)
+    module, settings = fx.GraphModule({}, graph), compat.inductor_graph_settings(cudagraphs=False)
+    inputs = [x.meta["val"]]
+    with fresh_cache(), compat.inductor_context(fake_mode, "default"), compat.keep_factors_of_sums():
+        compiled = compat.inductor_compile(module, inputs, static_input_idxs=[], is_inference=True, **settings)
+    torch.testing.assert_close(compiled([a])[0], a + 3 * (a @ a))
+
+
+@inductor
 def test_cudagraphs_are_disabled_for_all_graphs_that_share_settings():
     settings = compat.inductor_graph_settings(cudagraphs=True)
     compat.disable_cudagraphs(settings)
