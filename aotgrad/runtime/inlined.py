@@ -60,11 +60,13 @@ class InlinedBackward:
     def filled(self, graph: fx.Graph, tangent: fx.Node, layouts: fx.Node, position: int) -> fx.Node:
         return graph.call_function(or_zeros, (tangent, layouts, position, *self.backward.variants.facts.formats[position]))
 
+    @torch_compat.hide_from_dynamo
     def inputs(self, saved: Sequence[Any], sizes: Sequence[Any], unused: Sequence[Any], tangents: Sequence[Any]) -> Any:
         """The inputs of the graph, tangents as they were laid out in the trace."""
         layouts = self.layouts(sizes)
         return [*sizes, *saved, *map(with_traced_layout, tangents, layouts), layouts]
 
+    @torch_compat.hide_from_dynamo
     def results(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
         return self.backward.node_results(gradients)
 

@@ -76,6 +76,7 @@ def _add_defined_gradients() -> None:
 
     original = AutogradCompilerInstance.accumulate
 
+    @hide_from_dynamo
     @functools.wraps(original)
     def accumulate(self: AutogradCompilerInstance, *gradients: Any) -> Any:
         result = original(self, *gradients)
