@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
+import itertools
+import os
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -670,3 +674,472 @@ def test_parallel_layers() -> None:
         expected, way = run(lambda model: model), through_dynamo("aotgrad_eager", fullgraph=INLINES)
         with way.backward():
             assert_same(run(way.function), expected)
+
+
+# --- Programs of several steps ---------------------------------------------------------------------------------------
+
+
+def run_steps(program: Callable, compile: Callable, backward: Callable) -> list[Any]:
+    """What a program yields. It compiles its regions with `compile` and calls its backwards by `backward`."""
+    torch.manual_seed(0)
+    return list(itertools.chain.from_iterable(program(compile, backward)))
+
+
+def assert_same_steps(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    assert [type(each) for each in found] == [type(each) for each in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-10) if isinstance(one, Tensor) else one == other
+
+
+def node_of_leaf(leaf: Tensor) -> Any:
+    return leaf.view_as(leaf).grad_fn.next_functions[0][0]
+
+
+def hooks_of_every_kind(compile, backward):
+    model, order = mlp(), []
+    weight = model[0].weight
+    node = node_of_leaf(weight)
+
+    def after_node(*_):
+        order.append("node after")
+        weight.grad.mul_(0.5)
+
+    def after_accumulation(weight):
+        order.append("accumulated")
+        weight.grad.add_(3)
+
+    node.register_prehook(lambda gradients: order.append("node before") or (gradients[0] / 5,))
+    node.register_hook(after_node)
+    weight.register_hook(lambda gradient: order.append("tensor") or gradient - 2)
+    weight.register_post_accumulate_grad_hook(after_accumulation)
+    compiled = compile(model)
+    for _ in range(2):
+        backward(compiled(torch.rand(2, 3).double()).sum().backward)
+        yield [each.grad.clone() for each in model.parameters()] + order
+
+
+def hooks_of_the_segment_itself(compile, backward):
+    model = mlp()
+    compiled = compile(model)
+    for _ in range(2):
+        result = compiled(torch.rand(2, 3).double())
+        result.grad_fn.register_prehook(lambda gradients: (gradients[0] * 3 + 1,))
+        result.grad_fn.register_hook(lambda results, _: tuple(each if each is None else each * 3 for each in results))
+        backward(result.sum().backward)
+        yield [each.grad.clone() for each in model.parameters()]
+
+
+def hooks_that_read_state(compile, backward):
+    scale, factor, x = torch.tensor(3.0, dtype=torch.float64), [1], rand(4)
+    x.register_hook(lambda gradient: gradient * scale * factor[0])
+    compiled = compile(torch.sin)
+    for step in (1, 2, 3):
+        scale.fill_(step + 0.5)
+        factor[0] = step
+        backward(compiled(x).sum().backward)
+        yield x.grad.clone(), step
+
+
+def a_hook_that_is_removed(compile, backward):
+    x, compiled = rand(4), compile(torch.sin)
+    handle = x.register_hook(lambda gradient: gradient * 2)
+    for step in range(3):
+        x.grad = None
+        if step == 1:
+            handle.remove()
+        backward(compiled(x).sum().backward)
+        yield (x.grad,)
+
+
+def hooks_of_several_gradients(compile, backward):
+    seen = []
+    for mode in ("all", "any"):
+        x, w = rand(4), rand(4)
+        torch.autograd.graph.register_multi_grad_hook((x, w), lambda found: seen.append(len(found)), mode=mode)
+        backward(compile(torch.mul)(x, w).sum().backward)
+        yield x.grad, w.grad, *seen
+
+
+def retained_gradients(compile, backward):
+    first, second = compile(heads), compile(torch.mul)
+    for _ in range(2):
+        x, w = rand(4), rand(4)
+        a, b = first(x, w)
+        product = second(a, b)
+        for each in (a, b, product):
+            each.retain_grad()
+        backward(product.sum().backward)
+        yield [each.grad for each in (x, w, a, b, product)]
+
+
+def an_optimizer_in_hooks(compile, backward):
+    model = mlp()
+
+    def descend(parameter):
+        with torch.no_grad():
+            parameter.add_(parameter.grad * -0.1)
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(descend)
+    compiled = compile(model)
+    for _ in range(3):
+        backward(compiled(torch.rand(4, 3).double()).square().mean().backward)
+        yield [each.detach().clone() for each in model.parameters()] + [each.grad for each in model.parameters()]
+
+
+def training(compile, backward):
+    model = mlp()
+    compiled, optimizer = compile(model), torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for batch in (4, 4, 6, 8):
+        optimizer.zero_grad(set_to_none=batch == 6)
+        backward(compiled(torch.rand(batch, 3).double()).square().mean().backward)
+        yield [nn.utils.clip_grad_norm_(model.parameters(), 0.1)]
+        optimizer.step()
+        yield [each.detach().clone() for each in model.parameters()]
+
+
+def gradients_that_exist(compile, backward):
+    """They are added to in place."""
+    model = mlp()
+    compiled = compile(model)
+    for _ in range(3):
+        own = [torch.rand_like(each) for each in model.parameters()]
+        for parameter, gradient in zip(model.parameters(), own, strict=True):
+            parameter.grad = gradient
+        backward(compiled(torch.rand(4, 3).double()).sum().backward)
+        yield [parameter.grad is gradient for parameter, gradient in zip(model.parameters(), own, strict=True)] + own
+
+
+def one_gradient_for_two(compile, backward):
+    """Each of two leaves has a tensor of its own."""
+    x, w = rand(4), rand(4)
+    result, gradient = compile(torch.add)(x, w), torch.rand(4).double()
+    backward(lambda: result.backward(gradient))
+    x.grad.mul_(7)
+    yield x.grad, w.grad
+
+
+def leaves_with_gaps(compile, backward):
+    memory, compiled = torch.rand(4, 6, dtype=torch.float64), compile(lambda x: x * 3)
+    for view in (memory[::2, ::2], memory.t(), memory[:, 1]):
+        x = view.detach().requires_grad_()
+        for _ in range(2):
+            backward(compiled(x).sum().backward)
+            yield x.grad.clone(), x.grad.stride()
+
+
+def some_leaves(compile, backward):
+    """Of the ones that are not asked for, `NeverRun` is not run."""
+    leaves = x, y, z = rand(4), rand(4), rand(4)
+    compiled = compile(lambda x, y, z: (x * y * z).sigmoid())
+    for wanted in ((x, y), (y,), (x,), (x, y)):
+        result = compiled(x, y, NeverRun.apply(z)).sum()
+        backward(functools.partial(result.backward, inputs=wanted))
+        yield [each.grad if each.grad is None else each.grad.clone() for each in leaves]
+        result = compiled(x, y, NeverRun.apply(z)).sum()
+        yield backward(functools.partial(torch.autograd.grad, result, wanted))
+
+
+class NeverRun(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise NotImplementedError
+
+
+def gradients_that_no_result_has(compile, backward):
+    x, y = rand(4), rand(4)
+    result = compile(lambda x, y: x.sin())(x, y).sum()
+    yield backward(lambda: torch.autograd.grad(result, (x, y), allow_unused=True, retain_graph=True))
+    yield backward(lambda: torch.autograd.grad(result, (x, y), materialize_grads=True))
+
+
+def several_roots(compile, backward):
+    compiled = compile(heads)
+    for _ in range(2):
+        x, w = rand(4), rand(4)
+        roots, tangents = compiled(x, w), [torch.rand(4).double() for _ in range(2)]
+        backward(functools.partial(torch.autograd.backward, roots, tangents))
+        yield x.grad, w.grad
+
+
+def a_graph_kept_for_eager(compile, backward):
+    """Backwards with and without compiled autograd take turns."""
+    x = rand(3)
+    result = compile(lambda x: x**2)(x).sum()
+    for call in (lambda step: step(), backward, lambda step: step(), backward):
+        call(lambda: result.backward(retain_graph=True))
+        yield (x.grad.clone(),)
+
+
+def structures_that_change(compile, backward):
+    first, second = compile(torch.sin), compile(lambda x: x.exp() * x)
+    for step in (0, 1, 2, 0, 1, 2):
+        x = rand(4)
+        result = (first, second, lambda x: second(first(x)))[step](x)
+        backward(result.sum().backward)
+        yield (x.grad,)
+
+
+def sizes_that_change(compile, backward):
+    """Those of two calls, and of views that eager makes of the results."""
+    compiled = compile(torch.sin)
+    for one, other in ((10, 10), (20, 10), (30, 20), (40, 30)):
+        x, y = rand(one), rand(other)
+        backward((compiled(x).view(5, -1).sum() + compiled(y).view(-1, 2).exp().sum()).backward)
+        yield x.grad, y.grad
+
+
+def numbers_that_change(compile, backward):
+    compiled = compile(lambda x, number: (x * number).sin())
+    for number in (1.0, 2.0, 3.0, 4, 5, 6):
+        x = rand(4)
+        backward(compiled(x, number).sum().backward)
+        yield (x.grad,)
+
+
+def custom_functions(compile, backward):
+    """They save an attribute, a tensor twice, their result, and `None`; they have sizes, and arguments without gradients."""
+    functions = [Saves.apply, lambda x: SavesResult.apply(x, 3.0), lambda x: SavesResult.apply(Saves.apply(x), 2.0)]
+    for function in functions:
+        inside, outer = compile(function), compile(torch.cos)
+        for size in (4, 5, 6):
+            x, y = rand(size), rand(size)
+            backward(inside(x).sum().backward)
+            backward(outer(function(outer(y))).sum().backward)
+            yield x.grad, y.grad
+
+
+class Saves(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x)
+        ctx.shape = x.shape
+        return x.sin()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        first, second = ctx.saved_tensors
+        return gradient * first.cos() * second * ctx.shape[0]
+
+
+class SavesResult(torch.autograd.Function):
+    @staticmethod
+    def forward(x, number):
+        return x.exp() * number
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(output, None)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        result, nothing = ctx.saved_tensors
+        return (gradient * result if nothing is None else None), None
+
+
+def packed_values(compile, backward):
+    """Saved-tensor hooks around the calls, and around the ops between them."""
+    compiled = compile(lambda x, w: (x * w).sin())
+    for size in (4, 5):
+        x, w = rand(size), rand(size)
+        with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.detach() * 2, lambda saved: saved / 2):
+            result = compiled(x, w).exp()
+        with torch.autograd.graph.save_on_cpu():
+            result = compiled(result, w)
+        backward(result.sum().backward)
+        yield x.grad, w.grad
+
+
+def checkpoints_around(compile, backward):
+    for use_reentrant in (False, True):
+        compiled = compile(lambda x: x.sin() * x.cos())
+        for _ in range(2):
+            x = rand(4, 4)
+            backward(checkpoint(compiled, x, use_reentrant=use_reentrant).sum().backward)
+            yield (x.grad,)
+
+
+def a_compiled_call_in_a_backward(compile, backward):
+    compiled = compile(lambda x: x.sin())
+
+    class CallsIt(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            (x,) = ctx.saved_tensors
+            with torch.enable_grad():
+                inner = x.detach().requires_grad_()
+                compiled(inner).sum().backward()
+            return gradient * inner.grad
+
+    for _ in range(2):
+        x = rand(4)
+        backward(compiled(CallsIt.apply(x)).sum().backward)
+        yield (x.grad,)
+
+
+def writes_between_regions(compile, backward):
+    compiled = compile(lambda x: x * 2)
+    for _ in range(2):
+        x, row = rand(4, 3), rand(3)
+        y = compiled(x)
+        y[1] = row
+        y[0].mul_(3)
+        z = compiled(y.t())
+        z.mul_(2)
+        backward(z.sin().sum().backward)
+        yield x.grad, row.grad
+
+
+def writes_to_views_in_a_region(compile, backward):
+    compiled = compile(lambda x, w: x.mul_(w))
+    for _ in range(2):
+        x, w = rand(4, 4), rand(4)
+        y = x * 1
+        compiled(y[0], w)
+        backward((y * y).sum().backward)
+        yield x.grad, w.grad
+
+
+def leaves_that_come_to_require_grad(compile, backward):
+    model = mlp()
+    compiled = compile(model)
+    for wanted in (False, True, False):
+        model[0].weight.requires_grad_(wanted)
+        model.zero_grad()
+        backward(compiled(torch.rand(4, 3).double()).sum().backward)
+        yield [each.grad for each in model.parameters()]
+
+
+def gradients_that_are_penalized(compile, backward):
+    model = mlp()
+    compiled = compile(model)
+    for _ in range(2):
+        x = rand(3, 3)
+        result = compiled(x).sum()
+        (gradient,) = backward(functools.partial(torch.autograd.grad, result, x, create_graph=True))
+        backward((gradient.norm(dim=1) - 1).square().mean().backward)
+        yield [each.grad if each.grad is None else each.grad.clone() for each in model.parameters()]
+
+
+def a_backward_that_raises(compile, backward):
+    """The next one is right."""
+    x, compiled, steps = rand(4), compile(torch.sin), iter((True, False, False))
+
+    def hook(gradient):
+        if next(steps):
+            raise ValueError("from a hook")
+
+    x.register_hook(hook)
+    for _ in range(3):
+        result = compiled(x * 2).sum()
+        try:
+            backward(result.backward)
+        except ValueError as error:
+            yield (str(error),)
+        yield (x.grad if x.grad is None else x.grad.clone(),)
+
+
+def another_thread(compile, backward):
+    compiled = compile(lambda x: x.sin() * x)
+    for _ in range(2):
+        x = rand(4)
+        thread = threading.Thread(target=lambda x=x: backward(compiled(x).sum().backward))
+        thread.start()
+        thread.join()
+        yield (x.grad,)
+
+
+STEPS = (
+    hooks_of_every_kind,
+    hooks_of_the_segment_itself,
+    hooks_that_read_state,
+    a_hook_that_is_removed,
+    hooks_of_several_gradients,
+    retained_gradients,
+    an_optimizer_in_hooks,
+    training,
+    gradients_that_exist,
+    one_gradient_for_two,
+    leaves_with_gaps,
+    some_leaves,
+    gradients_that_no_result_has,
+    several_roots,
+    a_graph_kept_for_eager,
+    structures_that_change,
+    sizes_that_change,
+    numbers_that_change,
+    custom_functions,
+    packed_values,
+    checkpoints_around,
+    a_compiled_call_in_a_backward,
+    writes_between_regions,
+    writes_to_views_in_a_region,
+    leaves_that_come_to_require_grad,
+    gradients_that_are_penalized,
+    a_backward_that_raises,
+    another_thread,
+)
+
+
+def inside(way: Way) -> Callable[[Callable], Any]:
+    def backward(call: Callable) -> Any:
+        with way.backward():
+            return call()
+
+    return backward
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin:UserWarning")  # of retain_grad
+@pytest.mark.parametrize("program", STEPS, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("kind", ["eager halves", "recorded only"])
+def test_steps(kind: str, program: Callable) -> None:
+    way, expected = BROKEN[kind](), run_steps(program, lambda region: region, lambda call: call())
+    assert_same_steps(run_steps(program, way.function, inside(way)), expected)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [hooks_of_every_kind, an_optimizer_in_hooks, gradients_that_exist, writes_between_regions],
+    ids=lambda program: program.__name__,
+)
+def test_steps_through_inductor(program: Callable) -> None:
+    way, expected = through_dynamo("aotgrad"), run_steps(program, lambda region: region, lambda call: call())
+    assert_same_steps(run_steps(program, way.function, inside(way)), expected)
+
+
+@pytest.mark.parametrize("program", [training, some_leaves, several_roots], ids=lambda program: program.__name__)
+def test_steps_by_the_flag(program: Callable) -> None:
+    """Dynamo compiles the callers and the graphs that are recorded, and no function of ours."""
+    way, frames = through_dynamo("aotgrad_eager"), []
+
+    def backward(call: Callable) -> Any:
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            return way.function(lambda: call())()
+
+    expected = run_steps(program, lambda region: region, lambda call: call())
+    handle = torch._dynamo.convert_frame.register_bytecode_hook(lambda code, _: frames.append(code.co_filename))
+    with contextlib.ExitStack() as stack:
+        stack.callback(handle.remove)
+        found = run_steps(program, way.function, backward)
+    assert_same_steps(found, expected)
+    assert frames and not [each for each in frames if each.startswith(os.path.dirname(aotgrad.__file__))]
+
+
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled:UserWarning")
+def test_anomalies_are_found(way: Way) -> None:
+    x = torch.zeros(3, requires_grad=True)
+    with torch.autograd.detect_anomaly(check_nan=True), way.backward():
+        result = way.function(lambda x: x.sqrt() * 0)(x).sum()
+        with pytest.raises(RuntimeError, match="NaN gradients"):
+            result.backward()
