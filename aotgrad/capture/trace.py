@@ -247,6 +247,10 @@ class Trace:
     def _changed_arguments(self, kept: KeptRegion) -> frozenset[int]:
         return frozenset(k for k in self._changed(kept.arguments) if not kept.arguments[k][0].requires_grad)
 
+    def forgetting_later_numbers(self) -> Callable[[], None]:
+        """A function that forgets the nodes of symbolic numbers which are recorded from now on until it is called."""
+        return functools.partial(torch_compat.set_known_numbers, self.recorder, torch_compat.known_numbers(self.recorder))
+
     @contextlib.contextmanager
     def watched_draws_of_backward(self) -> Iterator[None]:
         """Inside, the backward runs: a checkpointed region draws the numbers of the forward, or new ones."""

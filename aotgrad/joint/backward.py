@@ -190,21 +190,27 @@ def _append_possible_backward(
         CaptureError: such a node cannot be left out.
     """
     forward = set(capture.trace.graph.nodes)
+    forget_numbers = capture.trace.forgetting_later_numbers()
     failing: dict[Any, str] = {}
+
+    def undo() -> None:
+        _erase_gradients(capture.trace.graph, forward)
+        forget_numbers()
+
     while True:
         try:
             with effects.traced():
                 appended = _append_backward(capture, outputs, views, cuts, effects, failing)
             if not effects.grown:
                 return appended
-            _erase_gradients(capture.trace.graph, forward)
+            undo()
         except (WrapperAtCut, WorkBehindNone) as error:
-            _erase_gradients(capture.trace.graph, forward)
+            undo()
             if cuts.is_whole:
                 raise CaptureError(str(error)) from None
             cuts = WHOLE
         except OverwrittenValue as error:
-            _erase_gradients(capture.trace.graph, forward)
+            undo()
             if error.node in failing:
                 raise CaptureError(
                     "a value is changed in place that the backward of an op on a list (torch._foreach_add, ...) needs, and "

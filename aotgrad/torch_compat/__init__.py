@@ -590,10 +590,12 @@ from aotgrad.torch_compat.recording import (
     hidden_tracing_modes,
     is_constant,
     is_outside_of_kernels,
+    known_numbers,
     proxy_mode,
     proxy_node,
     run_shape_function,
     set_coalesced,
+    set_known_numbers,
     settle,
     subgraphs_are_traced,
 )

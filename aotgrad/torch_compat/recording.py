@@ -172,6 +172,16 @@ def proxy_node(value: Any, tracer: Any) -> fx.Node | None:
     return slot.proxy.node
 
 
+def known_numbers(tracer: Any) -> tuple[dict[Any, Any], dict[Any, Any]]:
+    """A copy of what a tracer knows about symbolic numbers: their nodes."""
+    return dict(tracer.symnode_tracker.sym_node_dict), dict(tracer.sympy_expr_tracker)
+
+
+def set_known_numbers(tracer: Any, known: tuple[dict[Any, Any], dict[Any, Any]]) -> None:
+    """Make a tracer forget all symbolic numbers but some, whose nodes are in its graph."""
+    tracer.symnode_tracker.sym_node_dict, tracer.sympy_expr_tracker = map(dict, known)
+
+
 def is_constant(value: Any, tracer: Any) -> bool:
     """Whether a traced tensor has a known value, as a small one that does not depend on inputs."""
     slot = get_proxy_slot(value, tracer, None)

@@ -38,6 +38,18 @@ def test_a_subgraph_has_the_fake_mode_that_is_active(fake_mode):
             assert tracer.fake_tensor_mode is dynamos
 
 
+def test_later_numbers_are_forgotten():
+    """A tracer that knows a number no more finds it in the next tensor that has it."""
+    mode = compat.FakeTensorMode(shape_env=compat.ShapeEnv())
+    tracer = compat.PythonKeyTracer()
+    tracer.graph, x = fx.Graph(), symbolic(mode, 5)
+    known = compat.known_numbers(tracer)
+    for name in ("first", "second"):
+        compat.track_tensor_tree(x, fx.Proxy(tracer.graph.placeholder(name), tracer), constant=None, tracer=tracer)
+        assert compat.proxy_node(x.size(0), tracer).args[0].name == name
+        compat.set_known_numbers(tracer, known)
+
+
 def test_a_tracker_knows_the_node_of_a_tensor_as_a_proxy_too(fake_mode):
     tracer = Recorder()
     tracker = tracer.tensor_tracker
