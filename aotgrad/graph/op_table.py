@@ -39,13 +39,19 @@ NOT_VIEWS_DESPITE_SCHEMA = frozenset(
     }
 )
 
-EFFECTS = frozenset(
+CHECK_OPS = frozenset(
     {
+        "aten._assert_async",
         "aten._assert_scalar",
         "aten._functional_assert_async",
         "aten._functional_assert_scalar",
         "aten.sym_constrain_range",
         "aten.sym_constrain_range_for_size",
+    }
+)
+
+EFFECTS = CHECK_OPS | frozenset(
+    {
         "aotgrad.eager_call",  # nobody knows what its function does
         "higher_order.print",
         "higher_order.with_effects",
@@ -571,6 +577,11 @@ def position_of_workspace(target: Any) -> int | None:
 
 def is_getitem(target: Any) -> bool:
     return target is operator.getitem
+
+
+def is_check(target: Any) -> bool:
+    """Whether the op raises if a condition does not hold, and does nothing else."""
+    return op_name(target) in CHECK_OPS
 
 
 def is_wait(target: Any) -> bool:

@@ -108,6 +108,6 @@ def tensors_to_copy(
 
 
 def repeats_badly(node: fx.Node) -> bool:
-    """Whether a second run of an op has a second effect; all ranks repeat a collective."""
+    """Whether a second run of an op has a second effect; all ranks repeat a collective, and a check holds again."""
     is_communication = op_table.is_collective(node.target) or op_table.is_wait(node.target)
-    return op_table.has_effect(node.target) and not is_communication
+    return op_table.has_effect(node.target) and not is_communication and not op_table.is_check(node.target)
