@@ -29,6 +29,13 @@ from aotgrad.subclasses.passages import TracedView, assembled_result, note_resul
 class PlainResult:
     """A result that is no wrapper."""
 
+    requires_grad: bool
+
+    def of_call(self, value: Any) -> Any:
+        """Without a history if it is a part of a wrapper that has one: the tensor of a call serves as both."""
+        has_history = isinstance(value, torch.Tensor) and value.requires_grad
+        return value.detach() if has_history and not self.requires_grad else value
+
 
 @dataclass(frozen=True)
 class SameArgument:
@@ -204,7 +211,7 @@ class Wrappers:
         """How calls get one result; appends its parts to `flat`."""
         if not is_wrapper(leaf) and index not in self.expected:
             flat.append(leaf)
-            return PlainResult()
+            return PlainResult(isinstance(leaf, torch.Tensor) and leaf.requires_grad)
         for k, live in enumerate(self.live):
             if live.value is leaf:
                 return SameArgument(k)
@@ -292,7 +299,7 @@ class Wrappers:
         for k, (result, own) in enumerate(zip(self.results, taken, strict=True)):
             match result:
                 case PlainResult():
-                    results[k] = own[0]
+                    results[k] = result.of_call(own[0])
                 case SameArgument(index):
                     results[k] = objects[index]
                 case AssembledResult() if is_assembled(own[0]):  # gradients of other results pass through it
