@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nested import nested_tensor_from_jagged as from_jagged
+from torch.nested._internal.nested_tensor import nested_from_padded
 from torch.nested._internal.nested_tensor import nested_view_from_values_offsets as view_from_offsets
 
 from tests.subclasses.catalogue import Program
-from tests.subclasses.jagged_programs import beside, jagged, with_one_backward
+from tests.subclasses.jagged_programs import beside, from_a_seed, jagged, with_given_maximum, with_one_backward
 from tests.subclasses.programs import described, plain
 
 
@@ -100,6 +101,39 @@ def of_inference(function: Callable, arguments: list[Any]) -> Any:
     return with_one_backward(function, [jagged(requires_grad=False)])
 
 
+def beside_ones(x):
+    y = from_jagged(torch.ones(9, 4, dtype=torch.float64), x.offsets())
+    z = torch.cat([x, y], -1)
+    return z.sin() * z.size(0)
+
+
+def over_lengths(x):
+    lengths = x.offsets().diff()
+    return x.values() / lengths.repeat_interleave(lengths, output_size=x.values().shape[0]).unsqueeze(-1)
+
+
+def padded_and_back(x):
+    padded = torch.nested.to_padded_tensor(x, 0.0).sin()
+    return nested_from_padded(padded, x.offsets(), ragged_idx=1, sum_S=x.values().shape[0])
+
+
+def change_values(x):
+    x.values().mul_(2)
+    return x + 1
+
+
+def with_bounds_in_some(function: Callable, arguments: list[Any]) -> Any:
+    """A run with nested tensors, some of which know the bounds of their lengths: a call leaves the bounds as they are."""
+    given = [with_given_maximum(), jagged(), with_given_maximum(), with_given_maximum()]
+    found = [with_one_backward(function, [each]) for each in given]
+    return [found, [getattr(each, name).requires_grad for each in given for name in each.__tensor_flatten__()[0]]]
+
+
+def short_offsets(function: Callable, arguments: list[Any]) -> Any:
+    offsets = torch.tensor([0, 2, 5, 9], dtype=torch.int32)
+    return with_one_backward(function, [from_jagged(plain(9, 4).detach(), offsets).requires_grad_()])
+
+
 MADE: dict[str, tuple] = {
     "two of one's offsets": (
         lambda v, o, p: from_jagged(v * 3, p) * from_jagged(v * 2, o),
@@ -126,6 +160,24 @@ MADE: dict[str, tuple] = {
 }
 
 OPS: dict[str, tuple] = {
+    "beside ones": (beside_ones, lambda: [jagged()]),
+    "over their lengths": (over_lengths, lambda: [jagged()]),
+    "padded and summed": (lambda x: torch.nested.to_padded_tensor(x, 0.0, (3, 6, 4)).sin().sum(1), lambda: [jagged()]),
+    "padded and back": (padded_and_back, lambda: [jagged()]),
+    "rms norm": (lambda x, w: nn.functional.rms_norm(x, (4,), w), lambda: [jagged(), plain(4)]),
+    "factories": (lambda x: x * torch.ones_like(x) + torch.full_like(x, 2), lambda: [jagged()]),
+    "largest of the last": (lambda x: x.max(-1)[0], lambda: [jagged()]),
+    "heads, softmax over rows": (lambda x: x.unflatten(-1, (2, 2)).softmax(1), lambda: [jagged()]),
+    "turned around": (lambda x: x.transpose(1, 2).contiguous() * 2, lambda: [jagged()]),
+    "product of two": (lambda x, y: torch.matmul(x.transpose(1, 2), y), lambda: [x := jagged(), beside(x, 1)]),
+    "stacked": (lambda x: torch.stack([x, x * 2], -1), lambda: [jagged()]),
+    "expanded": (lambda x: x.unsqueeze(2).expand(-1, -1, 3, -1) * 2, lambda: [jagged()]),
+    "viewed": (lambda x: x.view(3, -1, 2, 2) * x.size(0), lambda: [jagged()]),
+    "values changed": (change_values, lambda: [jagged(requires_grad=False)]),
+    "copied": (
+        lambda x, y: x.copy_(y),
+        lambda: [x := jagged(requires_grad=False), beside(x, 1, requires_grad=False)],
+    ),
     "halves": (lambda x: [y * 2 for y in x.chunk(2, -1)], lambda: [jagged()]),
     "halves returned": (lambda x: x.chunk(2, -1), lambda: [jagged()]),
     "halves of an intermediate": (lambda x: (x * 2).chunk(2, -1), lambda: [jagged()]),
@@ -172,5 +224,8 @@ def jagged_upstream() -> Iterator[Program]:
         yield make(f"argument, a {name}", lambda x: x.sin(), list, of_view(view), True)
     yield make("of rows", lambda x, y: (x + y).sin().cos(), rows, of_rows)
     yield make("of rows, symbolic sizes", lambda x, y: (x + y).sin().cos(), rows, of_rows, True)
+    yield make("bounds in some calls", lambda x: x.sin() * 2, list, with_bounds_in_some)
+    yield make("short offsets", lambda x: x.sin() * 2, list, short_offsets)
+    yield make("dropout", lambda x: nn.functional.dropout(x, 0.5), lambda: [jagged()], from_a_seed)
     yield make("another width in each call", lambda x: x.sin() * 2, list, widths)
     yield make("inference_mode around", lambda x: x * 2, list, of_inference)

@@ -343,6 +343,17 @@ def test_a_leaf_that_requires_grad_is_not_changed_in_place() -> None:
 
 
 @every_way
+def test_an_assignment_to_a_part_of_an_intermediate(way) -> None:
+    def function(x):
+        y = x * 2
+        y.b = y.a + 1
+        return y
+
+    x = two(3, requires_grad=False)
+    assert outcome(compiled(function, way), [x]) == outcome(function, [x])
+
+
+@every_way
 def test_a_view_and_its_base_share_changes(way) -> None:
     def run(function) -> list:
         base, view = function(two(2, 3))

@@ -164,6 +164,89 @@ class Sized(TwoTensor):
         return Sized(parts["a"], parts["b"], size, stride)
 
 
+class MakesTensors(OnePart):
+    """Its products add tensors that the op makes."""
+
+    @classmethod
+    def changed(cls, op, result, leaves):
+        if op is not torch.ops.aten.mul.Tensor:
+            return result
+        return result + torch.arange(result.shape[-1], dtype=result.dtype) + torch.tensor(2.0, dtype=result.dtype)
+
+
+class Turned(OnePart):
+    """Its part is its transposition."""
+
+    @staticmethod
+    def __new__(cls, part):
+        return torch.Tensor._make_wrapper_subclass(cls, part.t().shape, part.t().stride(), dtype=part.dtype)
+
+    @classmethod
+    def of(cls, value):
+        return cls(value.t().contiguous()).requires_grad_()
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        inner, named = pytree.tree_map_only(cls, lambda leaf: leaf.part.t(), (args, kwargs or {}))
+        result = op(*inner, **named)
+        return Turned(result.t()) if result.dim() == 2 else result
+
+
+class Nibbles(torch.Tensor):
+    """Two numbers of 4 bits in each byte of its part."""
+
+    @staticmethod
+    def __new__(cls, packed, size):
+        return torch.Tensor._make_wrapper_subclass(cls, size, dtype=torch.float64)
+
+    def __init__(self, packed, size):
+        self.packed, self.own_size = packed, size
+
+    @classmethod
+    def of(cls, rows, columns):
+        return cls(torch.arange(rows * columns // 2, dtype=torch.uint8).view(rows, -1) * 17, torch.Size([rows, columns]))
+
+    def __tensor_flatten__(self):
+        return ["packed"], self.own_size
+
+    @staticmethod
+    def __tensor_unflatten__(parts, context, size, stride):
+        return Nibbles(parts["packed"], context)
+
+    def wide(self):
+        return torch.stack([self.packed & 15, self.packed >> 4], -1).flatten(-2).double()
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        if op in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return Nibbles(op(args[0].packed), args[0].own_size)
+        return op(*pytree.tree_map_only(Nibbles, Nibbles.wide, args), **(kwargs or {}))
+
+
+class WithMask(torch.Tensor):
+    """Values, and a mask of another dtype, which the results of ops share."""
+
+    @staticmethod
+    def __new__(cls, values, mask):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)
+
+    def __init__(self, values, mask):
+        self.held, self.mask = values, mask
+
+    def __tensor_flatten__(self):
+        return ["held", "mask"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts, context, size, stride):
+        return WithMask(parts["held"], parts["mask"])
+
+    @classmethod
+    def __torch_dispatch__(cls, op, types, args=(), kwargs=None):
+        mask = next(arg.mask for arg in args if isinstance(arg, WithMask))
+        result = op(*pytree.tree_map_only(WithMask, lambda each: each.held, args), **(kwargs or {}))
+        return WithMask(result, mask) if result.shape == mask.shape else result
+
+
 # -- no wrappers: rules of their own for torch functions
 
 

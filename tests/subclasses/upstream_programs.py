@@ -12,6 +12,7 @@ from torch import nn
 from torch.testing._internal.custom_tensor import ConstantExtraMetadataTensor, CustomTensorPlainOut
 from torch.testing._internal.subclasses import WrapperSubclass
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from tests.subclasses.catalogue import Program, around, run_module, with_gradient
 from tests.subclasses.programs import Seen, described, outcome, plain, two
@@ -22,13 +23,17 @@ from tests.subclasses.upstream_classes import (
     Deferred,
     FrozenOrigin,
     Halved,
+    MakesTensors,
     MaybeScaled,
+    Nibbles,
     Origin,
     OwnFunction,
     Passing,
     Quantized,
     SigmoidIsExp,
     Sized,
+    Turned,
+    WithMask,
     WithOrigin,
 )
 
@@ -151,7 +156,146 @@ def sparsely_strided(y: torch.Tensor) -> TwoTensor:
     return TwoTensor(*[plain(4, 12, 8).detach().as_strided(y.shape, [2 * step for step in y.stride()])] * 2)
 
 
+@torch.library.custom_op("subclass_programs::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+@torch.library.custom_op("subclass_programs::raise_by_one", mutates_args=("x",))
+def raise_by_one(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+sine.register_fake(torch.empty_like)
+sine.register_autograd(
+    lambda ctx, gradient: gradient * ctx.saved_tensors[0].cos(),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def save_products(ctx, op, *args, **kwargs):
+    is_product = op is torch.ops.aten.mm.default
+    return CheckpointPolicy.MUST_SAVE if is_product else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def saves_products(x, w):
+    contexts = functools.partial(create_selective_checkpoint_contexts, save_products)
+    return checkpoint(lambda some: (some @ w).sin().exp() @ w, x, use_reentrant=False, context_fn=contexts)
+
+
+class Wraps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return TwoTensor(x.detach().clone(), x.detach() * 2)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.a + gradient.b
+
+
+class Unwraps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.a + x.b
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return TwoTensor(gradient, gradient * 1)
+
+
+def lists_in_place(x, y):
+    torch._foreach_add_([x, y], 1.0)
+    return x * y
+
+
+def no_tensors(x, nothing, y, k, text):
+    return x * k + (y if nothing is None else 1) if text == "a" else x
+
+
+def hooked_inside(x):
+    y = x.sin()
+    y.register_hook(lambda gradient: gradient * 2)
+    return y * x
+
+
+def saved_in_halves(x):
+    with torch.autograd.graph.saved_tensors_hooks(lambda value: value * 2, lambda value: value / 2):
+        return x.sin() * x.exp()
+
+
+def packed_in_wrappers() -> Any:
+    def pack(value):
+        return TwoTensor(value.detach(), value.detach() * 1)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value.a)
+
+
+def middle(x):
+    n = x.shape[0]
+    return x[1 : n - 1] * 2, nn.functional.pad(x[: n // 2], (1, 2))
+
+
+def draws(x):
+    return nn.functional.dropout(x, 0.3) + torch.rand_like(x)
+
+
+def from_a_seed(function: Callable, arguments: list[Any]) -> Any:
+    torch.manual_seed(0)
+    return [outcome(function, arguments), torch.rand(1).tolist()]
+
+
+def from_first(function: Callable, arguments: list[Any]) -> Any:
+    """A backward from the first of several results."""
+    results = function(*arguments)
+    results[0].sum().backward()
+    return [list(map(described, results)), [described(argument.grad) for argument in arguments]]
+
+
+def beside_rows(n: int) -> list[Any]:
+    return [two(n, 2), two(n + 1, 2, seed=2)]
+
+
+linear = nn.Linear(4, 3, bias=False, dtype=torch.float64)
+
 TWO: dict[str, tuple] = {
+    "a part beside its wrapper": (lambda x: (y := x * 2, y.a, y.b.view(-1, 1)), lambda: [two(3)]),
+    "a part of an argument": (lambda x: (x.a, x * 2), lambda: [two(3)]),
+    "backward from one of two": (lambda x: (x.sin(), x.cos()), lambda: [two(3)], from_first),
+    "custom op": (lambda x: sine(x) * x, lambda: [two(3)]),
+    "custom op that changes": (lambda x: (raise_by_one(x), x * 2)[1], lambda: [two(3, requires_grad=False)]),
+    "selective checkpoint": (saves_products, lambda: [two(3, 3), two(3, 3, seed=2)]),
+    "made by an autograd function": (lambda x: Wraps.apply(x) * 3, lambda: [plain(3)]),
+    "taken apart by an autograd function": (lambda x: Unwraps.apply(x * 2).sin(), lambda: [two(3)]),
+    "ops on lists": (lambda x, y: torch._foreach_mul([x, y], 2), lambda: [two(3), plain(3)]),
+    "ops on lists, in place": (
+        lists_in_place,
+        lambda: [two(3, requires_grad=False), two(3, requires_grad=False, seed=2)],
+    ),
+    "lists": (lambda xs, ys: [x * y for x, y in zip(xs, ys, strict=True)], lambda: [[two(3), two(2)], [plain(3), plain(2)]]),
+    "no tensors beside it": (no_tensors, list, over(lambda k: [two(3), None, plain(3), k, "a"], 2, 2, 3)),
+    "hook inside": (hooked_inside, lambda: [two(3)]),
+    "hooks of saved tensors inside": (saved_in_halves, lambda: [two(3)]),
+    "saved in wrappers": (lambda x, w: (x @ w).sin(), lambda: [plain(3, 3), plain(3, 3)], around(packed_in_wrappers)),
+    "functional call": (
+        lambda w, x: torch.func.functional_call(linear, {"weight": w}, (x,)),
+        lambda: [two(3, 4), plain(2, 4)],
+    ),
+    "convolution": (nn.functional.conv2d, lambda: [two(1, 2, 5, 5), two(3, 2, 3, 3, seed=2)]),
+    "attention": (lambda x: nn.functional.scaled_dot_product_attention(x, x, x), lambda: [two(1, 2, 3, 4)]),
+    "sorted": (lambda x: x.sort(0)[0] + x.cumsum(0) + x.topk(1, 0)[0], lambda: [two(4, 2)]),
+    "put at an index": (
+        lambda x, y: x.index_put((torch.tensor([0, 1]),), y),
+        lambda: [two(3, 2), two(2, 2, seed=3)],
+    ),
+    "random numbers": (draws, lambda: [two(3)], from_a_seed),
+    "requires grad in some calls": (
+        lambda x: x.sin() * 2,
+        list,
+        over(lambda r: [two(3, requires_grad=r)], True, False, True),
+    ),
+    "symbolic sizes, cut": (middle, list, over(lambda n: [two(n, 4)], 4, 6, 9), True),
+    "symbolic sizes, joined": (lambda x, y: torch.cat([x, y]) * x.shape[0], list, over(beside_rows, 3, 4), True),
+    "symbolic sizes, none and one": (lambda x: x.sin().sum(0), list, over(lambda n: [two(n, 2)], 3, 1, 0, 4), True),
     "parts that require grad": (lambda x: x.sin() * x, lambda: [TwoTensor(plain(3, 4), plain(3, 4, seed=2))]),
     "sizes of plain tensors": (sizes_of_others, lambda: [two(3, 4), plain(3, 4), plain(3, 4)], outcome, True),
     "parts and views of clones": (parts_and_views, lambda: [two(3, 4)], outcome, True),
@@ -349,6 +493,14 @@ halved = over(lambda n: [Halved(ones(n, 4))], 2, 4, 5, 7)
 optional = over(lambda size: [MaybeScaled(ones(*size), ones(2, 4) * 3 if size == (2, 4) else None)], (3, 4), (2, 4), (3, 5))
 
 OTHERS: dict[str, tuple] = {
+    "ops that make tensors": (lambda x: (x * x).sin() * 3, list, over(lambda n: [MakesTensors(ones(n, 4))], 3, 5), True),
+    "a turned part": (lambda x: (x.sin() @ x.t()).t(), list, over(lambda n: [Turned.of(ones(n, 4))], 3, 5)),
+    "a turned part, symbolic sizes": (lambda x: x.sin() @ x.t(), list, over(lambda n: [Turned.of(ones(n, 4))], 3, 5), True),
+    "two numbers in a byte": (lambda w, x: nn.functional.linear(x, w), lambda: [Nibbles.of(3, 4), plain(2, 4)]),
+    "a mask beside values": (
+        lambda x: x * x.mask,
+        lambda: [WithMask(ones(2), torch.tensor([True, False])).requires_grad_()],
+    ),
     "contexts that differ": (lambda x: x * x, list, over(constant, 3, 3, 4)),
     "contexts that differ, nested": (
         lambda x: x * x,
