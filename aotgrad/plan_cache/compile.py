@@ -12,11 +12,12 @@ import logging
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 
 from aotgrad import native, pipeline, torch_compat
 from aotgrad.capture.eager_calls import Islands, untraceable_function
@@ -219,9 +220,11 @@ class FlatCall:
         args, kwargs = self.arguments.rebuild(self.dedupe.exit(distinct))
         before = Arguments.of(args, kwargs)
         wrappers = [TracedWrapper(value, end.name, end.is_leaf) for end, value in self.output.wrappers.live_arguments()]
+        attributes = [set(vars(tensor)) for tensor in before.tensors]
         with self.reads.of(distinct, wrappers), self.draws.noted(), watched_values(function_of(self.function)):
             result = self.function(*args, **kwargs)
         check_containers(before, Arguments.of(args, kwargs))
+        check_attributes(zip(before.tensors, attributes, strict=True), result)
         return self.output.flatten(result, before.tensors)
 
 
@@ -369,6 +372,25 @@ def check_containers(before: Arguments, after: Arguments) -> None:
         raise CaptureError(
             "the function changes a list, dict or other container that it was given, which later calls would not do; "
             "make a new one and return it"
+        )
+
+
+def check_attributes(before: Iterable[tuple[torch.Tensor, set[str]]], result: Any) -> None:
+    """Raise if the function assigned a new attribute to an argument or result: the tensors of a call would not get it.
+
+    Args:
+        before: the arguments, with the names of the attributes that they had.
+
+    Raises:
+        CaptureError
+    """
+    found = [name for tensor, names in before for name in vars(tensor).keys() - names]
+    traced = (leaf for leaf in pytree.tree_leaves(result) if torch_compat.any_functional([leaf]) and not is_wrapper(leaf))
+    found += [name for leaf in traced for name in vars(leaf).keys() - torch_compat.ATTRIBUTES_OF_TRACED]
+    if found:
+        raise CaptureError(
+            f"the function assigns an attribute ({min(found)}) to a tensor that it was given, or that it returns, which "
+            "later calls would not do; return the value instead"
         )
 
 

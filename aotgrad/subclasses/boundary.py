@@ -266,12 +266,18 @@ class Wrappers:
         """What the function did to an argument; appends the parts of one with a new history to `flat`.
 
         Raises:
-            UnsupportedMutationError: the argument has another size than before.
+            UnsupportedMutationError: the argument has another size than before, or another inner tensor.
         """
         bumps = live.value._version - live.version
         inner = tuple(
             now - before for now, before in zip(inner_versions(self.arguments[index], live.value), live.inner, strict=True)
         )
+        has_history = bool(bumps) and live.value.grad_fn is not live.history
+        if not has_history and live.is_assigned(self.arguments[index]):
+            raise UnsupportedMutationError(
+                f"{self.arguments[index].name} is a {type(live.value).__name__}, and one of its inner tensors is assigned "
+                "(x.part = ...); change that in place (x.part.copy_(...)), or return a new wrapper"
+            )
         if not bumps:
             return ChangedWrapper(index, 0, None, inner) if any(inner) else None
         if live.is_resized():
@@ -279,7 +285,7 @@ class Wrappers:
                 f"{self.arguments[index].name} is a {type(live.value).__name__}, and its size or stride is changed in place "
                 "(t_, unsqueeze_, ...); return a view of it instead"
             )
-        if live.value.grad_fn is live.history:
+        if not has_history:
             return ChangedWrapper(index, bumps, None, inner)
         if self.arguments[index].is_leaf and self.arguments[index].requires_grad:
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
@@ -409,6 +415,7 @@ class LiveWrapper:
     value: torch.Tensor
     version: int
     inner: tuple[int, ...]
+    held: tuple[torch.Tensor | None, ...]
     history: Any
     size: torch.Size
     stride: tuple[Any, ...]
@@ -418,6 +425,11 @@ class LiveWrapper:
         same = torch_compat.known_equal
         return not (same(self.value.size(), self.size) and same(self.value.stride(), self.stride))
 
+    def is_assigned(self, end: End) -> bool:
+        """Whether it holds another inner tensor than before."""
+        pairs = zip(self.held, held_objects(end, self.value), strict=True)
+        return any(before is not None and now is not None and now is not before for before, now in pairs)
+
 
 def live_wrapper(end: End, parts: Sequence[torch.Tensor]) -> LiveWrapper:
     with torch.enable_grad():
@@ -426,7 +438,15 @@ def live_wrapper(end: End, parts: Sequence[torch.Tensor]) -> LiveWrapper:
         value.requires_grad_()
     if end.is_parameter:
         torch_compat.mark_parameter(value)
-    return LiveWrapper(value, value._version, inner_versions(end, value), value.grad_fn, value.size(), value.stride())
+    state = value._version, inner_versions(end, value), held_objects(end, value), value.grad_fn
+    return LiveWrapper(value, *state, value.size(), value.stride())
+
+
+def held_objects(end: End, value: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """The tensors that a wrapper holds; `None` for one that is another object each time it is asked for."""
+    with torch_compat.unobserved():
+        pairs = zip(inner_tensors(end.form, value), inner_tensors(end.form, value), strict=True)
+        return tuple(one if one is other else None for one, other in pairs)
 
 
 def inner_versions(end: End, value: torch.Tensor) -> tuple[int, ...]:

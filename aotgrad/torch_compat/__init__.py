@@ -288,6 +288,7 @@ from aotgrad.torch_compat.fakes import (
 )
 from aotgrad.torch_compat.frames import called_in, differentiated_in, op_of_formula
 from aotgrad.torch_compat.functional_tensors import (
+    ATTRIBUTES_OF_TRACED,
     USED_OUTSIDE,
     any_functional,
     detached_functional,

@@ -104,6 +104,10 @@ def is_functionalized(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
 
 
+ATTRIBUTES_OF_TRACED = frozenset(("elem", "_is_param"))
+"""The attributes that torch gives tensors of a trace."""
+
+
 def any_functional(tensors: Sequence[Any]) -> bool:
     """Whether one of these is a tensor of a running trace."""
     return FunctionalTensor in map(type, tensors)

@@ -575,6 +575,17 @@ def changed_container():
 
 
 @error_case
+def attribute_of_an_argument():
+    """An attribute of an argument is assigned."""
+
+    def mark(x):
+        x.scale = 2
+        return x * 2
+
+    aotgrad.aot_function(mark, aotgrad.nop)(torch.ones(3))
+
+
+@error_case
 def kept_tensor():
     """A module puts a tensor into a list of its own."""
 
@@ -1315,6 +1326,17 @@ def subclass_without_parts():
 def resized_wrapper():
     """A function transposes a tensor subclass that wraps others in place."""
     aotgrad.aot_function(lambda x: x.t_() * 2, aotgrad.nop)(TwoTensor(torch.ones(2, 3), torch.ones(2, 3)))
+
+
+@error_case
+def assigned_part_of_a_wrapper():
+    """A function assigns a part of a tensor subclass that wraps others."""
+
+    def assign(x):
+        x.b = x.b * 2
+        return x + 1
+
+    aotgrad.aot_function(assign, aotgrad.nop)(TwoTensor(torch.ones(2), torch.ones(2)))
 
 
 @error_case

@@ -11,7 +11,7 @@ from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
-from aotgrad.errors import CaptureError
+from aotgrad.errors import CaptureError, UnsupportedMutationError
 from tests.subclasses.programs import WAYS, compiled, described, eight_bits, outcome, plain, two
 
 every_way = pytest.mark.parametrize("way", WAYS)
@@ -445,3 +445,33 @@ def test_no_copies_are_kept_once_a_gradient_has_the_form_of_the_result() -> None
     ours(x, y).sum().backward()
     with pytest.raises(CaptureError, match="so that it cannot run once more for this gradient"):
         ours(x, y).backward(torch.ones(3, dtype=torch.float64))
+
+
+def assign(x):
+    x.b = x.b * 2
+    return x + 1
+
+
+def assign_deeply(x):
+    x.a.b = x.a.a
+    return x + 1
+
+
+def swap(x):
+    x.a, x.b = x.b, x.a
+    return x + 1
+
+
+ASSIGNMENTS = {
+    "a part": (assign, lambda: two(3, requires_grad=False)),
+    "a part of a part": (assign_deeply, lambda: TwoTensor(*(two(3, requires_grad=False) for _ in range(2)))),
+    "both parts": (swap, lambda: two(3, requires_grad=False)),
+}
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_an_assignment_to_a_part_of_an_argument_is_refused(name) -> None:
+    """A call would not make it."""
+    function, argument = ASSIGNMENTS[name]
+    with pytest.raises(UnsupportedMutationError, match="is a TwoTensor, and one of its inner tensors is assigned"):
+        aotgrad.aot_function(function, "eager")(argument())
