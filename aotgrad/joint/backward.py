@@ -93,6 +93,7 @@ from aotgrad.slots import (
     UserOutput,
     place_of,
 )
+from aotgrad.subclasses.bridge import OtherGradientForm
 from aotgrad.subclasses.passages import CutForm, Passage, gradient_parts
 
 
@@ -594,10 +595,19 @@ def fitted(capture: Capture, gradient: Gradient, value: torch.Tensor) -> torch.T
 def _passages(
     collected: Mapping[tuple[int, GradientTarget], Sequence[torch.Tensor]], segmentation: Segmentation
 ) -> Iterator[tuple[Gradient, Passage]]:
-    """How gradients pass through wrapper subclasses among the results."""
+    """How gradients pass through wrapper subclasses among the results.
+
+    Raises:
+        WrapperAtCut: the gradient of a changed argument has another form.
+    """
     for (segment, target), terms in collected.items():
         for term, gradient in enumerate(terms if isinstance(target, ReturnedWrapper) else ()):
-            yield Gradient(target, segment, term), Passage.of(segmentation.takers[target], gradient)
+            try:
+                yield Gradient(target, segment, term), Passage.of(segmentation.takers[target], gradient)
+            except OtherGradientForm as error:
+                if error.of_result:
+                    raise
+                raise WrapperAtCut(str(error)) from None
 
 
 def accumulators(capture: Capture, segmentation: Segmentation) -> list[GradientEdge]:

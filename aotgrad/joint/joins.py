@@ -40,7 +40,7 @@ class Joins:
         edges: dict[Edge, Primal] = {}
         parts: dict[Primal, tuple[Any, dict[int, Primal]]] = {}
         for k, computed in joins:
-            taker = computed.grad_fn
+            taker: Any = computed.grad_fn
             if not takes_result_apart(taker):
                 edges[torch_compat.gradient_edge(computed)] = Primal(k)
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,6 @@ from aotgrad.ir import (
 )
 from aotgrad.runtime.segments import segment_halves
 from aotgrad.slots import (
-    GradientTarget,
     IntermediateBase,
     NextOffset,
     ReturnedWrapper,
@@ -37,7 +36,7 @@ from aotgrad.slots import (
 
 if TYPE_CHECKING:
     from aotgrad.subclasses.bridge import End
-    from aotgrad.subclasses.passages import TracedView
+    from aotgrad.subclasses.passages import Passage, TracedView
 
 
 class StageResults:
@@ -77,19 +76,23 @@ class StageResults:
         return self.partition.backward is not None
 
     @functools.cached_property
-    def wrappers(self) -> dict[GradientTarget, End]:
+    def wrappers(self) -> dict[ReturnedWrapper, End]:
         """The results through which gradients of other results pass; of views their bases."""
-        passages = {slot.of: passage for slot, passage in self.joint.passages.items()}
-        bases = [passage.view.base for passage in passages.values() if passage.view is not None]
-        results = {slot: passage.result for slot, passage in passages.items() if passage.view is None}
+        bases = [view.base for view in self.wrapper_views.values()]
+        results = {slot: passage.result for slot, passage in self.passages if passage.view is None}
         return {**results, **dict(base for base in bases if base is not None)}
 
     @functools.cached_property
-    def wrapper_views(self) -> dict[GradientTarget, TracedView]:
+    def wrapper_views(self) -> dict[ReturnedWrapper, TracedView]:
         """The views among the results through which gradients of other results pass, in the order of eager."""
-        passages = self.joint.passages.items()
-        found = {slot.of: passage.view for slot, passage in passages if passage.view is not None}
+        found = {slot: passage.view for slot, passage in self.passages if passage.view is not None}
         return dict(sorted(found.items(), key=lambda pair: torch_compat.node_sequence_nr(pair[1].edge[0])))
+
+    @property
+    def passages(self) -> Iterator[tuple[ReturnedWrapper, Passage]]:
+        """How gradients pass through results."""
+        slots = ((gradient.of, passage) for gradient, passage in self.joint.passages.items())
+        return ((slot, passage) for slot, passage in slots if isinstance(slot, ReturnedWrapper))
 
     @functools.cached_property
     def saved(self) -> tuple[Saved, ...]:

@@ -60,7 +60,7 @@ class ReplayedView:
         index: of the base.
         model: such a view, of a tensor without memory.
         is_tracked: whether it was made with gradients on.
-        end: of the view, if it requires grad; then the first of its flat results stands for the view.
+        end: of the view, if it has a history; then the first of its flat results stands for the view.
         numbers: what the ops of the view take; `None` for the next one of the flat results.
         tensors: how many tensors they take, as offsets: flat results, after the numbers.
     """
@@ -233,11 +233,11 @@ class Wrappers:
     def add_view(
         self, leaf: torch.Tensor, index: int, replay: ReplayedView, values: list[Any], flat: list[Any]
     ) -> ReplayedView:
-        """How calls get a view; appends what its ops take to `flat`, after what stands for a view that requires grad."""
-        if leaf.requires_grad and leaf._base is not None:
+        """How calls get a view; appends what its ops take to `flat`, after what stands for a view with a history."""
+        if leaf.grad_fn is not None and leaf._base is not None and leaf._base.grad_fn is not None:
             end = End(f"output {index}", index, form_of(leaf), True, carried=self.expected.get(index))
-            edges = map(torch_compat.gradient_edge, (leaf, leaf._base))
-            flat.append(TracedView(end, GradientForm.of(leaf, end.form), *edges, len(values)))
+            edge, base_edge = map(torch_compat.gradient_edge, (leaf, leaf._base))
+            flat.append(TracedView(end, GradientForm.of(leaf, end.form), edge, base_edge, len(values)))
             replay = replace(replay, end=end)
         flat.extend(values)
         return replay
@@ -289,8 +289,10 @@ class Wrappers:
             return ChangedWrapper(index, bumps, None, inner)
         if self.arguments[index].is_leaf and self.arguments[index].requires_grad:
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
-        end = End(f"argument {index} after its change", index, form_of(live.value))
-        flat.extend([*take_apart(replace(end, is_traced=True, in_calls=end), live.value), *end.form.symbols()])
+        end = End(f"argument {index} after its change", index, form_of(live.value), is_changed=True)
+        passes = is_wrapper(live.value) and self.arguments[index].carried is None
+        traced = replace(end, is_traced=True, in_calls=end if passes else None)
+        flat.extend([*take_apart(traced, live.value), *end.form.symbols()])
         return ChangedWrapper(index, bumps, end, inner)
 
     def assemble(self, flat: Sequence[Any], objects: Sequence[torch.Tensor]) -> list[Any]:

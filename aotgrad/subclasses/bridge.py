@@ -110,6 +110,7 @@ class End:
         is_confirmed: a result has had a gradient of the form that the trace has assumed.
         is_traced: the trace is running.
         is_leaf, is_parameter: of an argument.
+        is_changed: an argument after its change.
         in_calls: in a trace, the end of the result in calls.
         numbers: the sizes and strides of an argument and its parts, if some are symbolic: what `carried` may depend on.
     """
@@ -124,6 +125,7 @@ class End:
     is_traced: bool = False
     is_leaf: bool = False
     is_parameter: bool = False
+    is_changed: bool = False
     in_calls: End | None = None
     numbers: tuple[Any, ...] = ()
 
@@ -348,10 +350,10 @@ def other_gradient(ctx: Any, gradient: torch.Tensor, found: GradientForm) -> lis
 
 def edges_of_parts(wrapper: torch.Tensor, count: int) -> list[tuple[int, tuple[Any, int]]]:
     """The edges of the parts that a wrapper was assembled from, or that were copied to it, by position."""
-    node = wrapper.grad_fn
-    if node is not None and not torch_compat.is_node_of(node, Assemble):
-        node = next((source for source, _ in node.next_functions[1:2]), None)
-    return list(enumerate(node.next_functions[:count])) if torch_compat.is_node_of(node, Assemble) else []
+    own: Any = wrapper.grad_fn
+    copied = [source for source, _ in own.next_functions[1:2]] if own is not None else []
+    node: Any = next((each for each in (own, *copied) if torch_compat.is_node_of(each, Assemble)), None)
+    return [] if node is None else list(enumerate(node.next_functions[:count]))
 
 
 def carries_gradient(part: torch.Tensor) -> bool:

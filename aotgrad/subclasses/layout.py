@@ -31,10 +31,14 @@ from aotgrad.torch_compat import FakeTensor
 
 @dataclass(frozen=True)
 class GradientForms:
-    """The forms of gradients that differ from those of their tensors: of values, and of results, by position."""
+    """The forms of gradients that differ from those of their tensors: of values, and of results, by position.
+
+    `found` are the keys of all forms that traces have found for values, by position.
+    """
 
     values: Mapping[int, GradientForm] = field(default_factory=dict)
     results: Mapping[int, GradientForm] = field(default_factory=dict)
+    found: frozenset[tuple[int, Hashable]] = frozenset()
 
     @property
     def key(self) -> Hashable:
@@ -46,13 +50,16 @@ class GradientForms:
         Raises:
             OtherGradientForm: it has found it before.
         """
-        known = (self.results if error.of_result else self.values).get(error.index)
         form = error.found if error.found.is_known_from(numbers) and not error.of_result else error.form
-        if known is not None and known.key == form.key:
-            raise error
+        key = error.index, form.key
         if error.of_result:
+            known = self.results.get(error.index)
+            if known is not None and known.key == form.key:
+                raise error
             return self.with_result(error.index, form)
-        return GradientForms({**self.values, error.index: form}, self.results)
+        if key in self.found:
+            raise error
+        return GradientForms({**self.values, error.index: form}, self.results, self.found | {key})
 
     def with_result(self, index: int, form: GradientForm) -> GradientForms:
         """Another gradient of a result; those of values may then be others, too."""

@@ -16,7 +16,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Union, cast
 
 import torch
 
@@ -136,12 +136,13 @@ class Passage:
         """The passage of a gradient through a view, or a result that a node `taker` takes apart in the trace.
 
         Raises:
-            OtherGradientForm: the trace has assumed the form of the result.
+            OtherGradientForm: the trace has assumed the form of the result, or of the changed argument.
         """
         view = taker if isinstance(taker, TracedView) else None
-        found, result = GradientForm.of(gradient), taker.end.in_calls if view is None else view.end
+        found = GradientForm.of(gradient)
+        result = view.end if view is not None else cast(End, taker.end.in_calls)
         if result.carried is None and not found.matches(taker.usual):
-            raise OtherGradientForm(result.index, found, of_result=True)
+            raise OtherGradientForm(result.index, found, of_result=not result.is_changed)
         carried = None if found.matches(taker.usual) else found.with_fixed_sizes()
         form = found.form if carried is None else carried.form
         return cls(result, replace(result, name=f"{result.name}, passed on", carried=carried, gradient=form), view)
