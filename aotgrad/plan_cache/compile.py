@@ -220,7 +220,7 @@ class FlatCall:
         args, kwargs = self.arguments.rebuild(self.dedupe.exit(distinct))
         before = Arguments.of(args, kwargs)
         wrappers = [TracedWrapper(value, end.name, end.is_leaf) for end, value in self.output.wrappers.live_arguments()]
-        attributes = [set(vars(tensor)) for tensor in before.tensors]
+        attributes = list(map(torch_compat.assigned_attributes, before.tensors))
         with self.reads.of(distinct, wrappers), self.draws.noted(), watched_values(function_of(self.function)):
             result = self.function(*args, **kwargs)
         check_containers(before, Arguments.of(args, kwargs))
@@ -384,9 +384,9 @@ def check_attributes(before: Iterable[tuple[torch.Tensor, set[str]]], result: An
     Raises:
         CaptureError
     """
-    found = [name for tensor, names in before for name in vars(tensor).keys() - names]
+    found = [name for tensor, names in before for name in torch_compat.assigned_attributes(tensor) - names]
     traced = (leaf for leaf in pytree.tree_leaves(result) if torch_compat.any_functional([leaf]) and not is_wrapper(leaf))
-    found += [name for leaf in traced for name in vars(leaf).keys() - torch_compat.ATTRIBUTES_OF_TRACED]
+    found += [name for leaf in traced for name in torch_compat.assigned_attributes(leaf)]
     if found:
         raise CaptureError(
             f"the function assigns an attribute ({min(found)}) to a tensor that it was given, or that it returns, which "

@@ -288,9 +288,9 @@ from aotgrad.torch_compat.fakes import (
 )
 from aotgrad.torch_compat.frames import called_in, differentiated_in, op_of_formula
 from aotgrad.torch_compat.functional_tensors import (
-    ATTRIBUTES_OF_TRACED,
     USED_OUTSIDE,
     any_functional,
+    assigned_attributes,
     detached_functional,
     from_functional,
     inner_values,

@@ -104,8 +104,9 @@ def is_functionalized(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and torch._is_functional_tensor(value)
 
 
-ATTRIBUTES_OF_TRACED = frozenset(("elem", "_is_param"))
-"""The attributes that torch gives tensors of a trace."""
+def assigned_attributes(tensor: torch.Tensor) -> set[str]:
+    """The names of the attributes of a traced tensor that torch has not assigned itself."""
+    return {name for name in vars(tensor) if name not in ("elem", "_is_param", "_specialize_on") and "dynamo" not in name}
 
 
 def any_functional(tensors: Sequence[Any]) -> bool:

@@ -19,6 +19,8 @@ from tests.subclasses.programs import WAYS, compiled, described, eight_bits, pla
 
 every_way = pytest.mark.parametrize("way", WAYS)
 with_eager_halves = pytest.mark.parametrize("way", [way for way in WAYS if "eager" in way])
+reads_gradients = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+"""Dynamo reads `.grad` of an argument."""
 
 
 def nested(*shape: int) -> TwoTensor:
@@ -278,7 +280,7 @@ def check_passages(
 
 
 @every_way
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@reads_gradients
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_in_eager(name, use, way) -> None:
@@ -286,6 +288,7 @@ def test_as_in_eager(name, use, way) -> None:
 
 
 @every_way
+@reads_gradients
 @pytest.mark.parametrize("use", ["with_hooks", "with_changes", "of_all"])
 def test_a_trunk_of_a_constant(use, way) -> None:
     """Eager has no second derivative of this product."""
@@ -297,7 +300,7 @@ FIRST_ORDER = [use for use in USES if use != "with_hooks_of_both_orders"]
 
 
 @every_way
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@reads_gradients
 @pytest.mark.parametrize("use", FIRST_ORDER)
 @pytest.mark.parametrize("name", VIEWS)
 def test_views(name, use, way) -> None:
@@ -305,7 +308,7 @@ def test_views(name, use, way) -> None:
 
 
 @pytest.mark.parametrize("way", ["dynamo, eager halves", "dynamo, inductor halves"])
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@reads_gradients
 @pytest.mark.parametrize("use", FIRST_ORDER)
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_of_symbolic_sizes(name, use, way) -> None:
@@ -313,7 +316,7 @@ def test_views_of_symbolic_sizes(name, use, way) -> None:
 
 
 @pytest.mark.parametrize("way", ["dynamo, eager halves", "dynamo, inductor halves"])
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+@reads_gradients
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("name", SIZED)
 def test_symbolic_sizes(name, use, way) -> None:
