@@ -25,7 +25,7 @@ from aotgrad.ir import (
 )
 from aotgrad.joint.segments import Edge
 from aotgrad.slots import ForwardResult, OldInput, ReturnedView, ReturnedWrapper, UpdatedInput, UserOutput
-from aotgrad.subclasses.passages import TracedView, takes_result_apart
+from aotgrad.subclasses.passages import TracedView, assembles_argument, takes_result_apart
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,8 @@ def passed_wrappers(capture: Capture, meta: ViewAndMutationMeta) -> Iterator[Vie
     for k, view in views.items():
         bases = [taker for taker in takers if taker.next_functions[0] == view.base_edge]
         values = [UserOutput(k + 1 + n) for n in range(view.count)]
-        if view.edge in entered and known.keys() >= set(bases) and are_known_at_once(values, meta):
+        is_known = known.keys() >= set(bases) if bases else assembles_argument(view.base_edge[0])
+        if view.edge in entered and is_known and are_known_at_once(values, meta):
             slots = [slot for taker in bases for slot in known[taker]]
             view.base = (ReturnedWrapper(slots[0].index), bases[0].end.in_calls) if bases else None
             yield View(ReturnedWrapper(k), view.edge, tuple(slots), view)

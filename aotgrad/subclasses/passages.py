@@ -24,6 +24,7 @@ from aotgrad import torch_compat
 from aotgrad.runtime.autograd import is_segment
 from aotgrad.slots import ReturnedWrapper
 from aotgrad.subclasses.bridge import (
+    Assemble,
     Detour,
     End,
     GradientForm,
@@ -49,6 +50,11 @@ def is_taker(node: Any) -> bool:
 def takes_result_apart(node: Any) -> bool:
     """Whether an autograd node takes a result apart that calls assemble."""
     return is_taker(node) and node.end.in_calls is not None
+
+
+def assembles_argument(node: Any) -> bool:
+    """Whether an autograd node assembles an argument in a trace."""
+    return torch_compat.is_node_of(node, Assemble)
 
 
 def end_of_gradient(gradient: torch.Tensor) -> End:

@@ -52,12 +52,16 @@ from aotgrad.transforms.vmap import CompiledBatches
 
 @dataclass(frozen=True)
 class CompiledVjp:
-    """The compiled vjps of one function, and its batched backwards. Implements `runtime.recomputation.HigherOrder`."""
+    """The compiled vjps of one function, and its batched backwards. Implements `runtime.recomputation.HigherOrder`.
+
+    The terms of second order of the segments `bypassing` do not pass tensor subclasses among the results.
+    """
 
     function: CapturedFunction
     plans: DerivedPlans
     batches: CompiledBatches
     prepared: dict[tuple, PreparedVjp] = field(default_factory=dict)
+    bypassing: set[int] = field(default_factory=set)
 
     def transformed(self, half: GraphHalf, values: Sequence[Any]) -> Gradients:
         return self.batches(half, values)
@@ -77,10 +81,13 @@ class CompiledVjp:
         use = InnerUse.of(inner)
         results = {} if use.is_last else dict(call.present_results())
         parts = {} if use.is_last else self.present_parts(call)
-        try:
-            return self.gradients(segment, call, saved, tangents, wanted, inner, dict(sorted({**results, **parts}.items())))
-        except OtherFormAtResult:  # the terms do not pass these results
-            return self.gradients(segment, call, saved, tangents, wanted, inner, results)
+        if parts and segment not in self.bypassing:
+            try:
+                present = dict(sorted({**results, **parts}.items()))
+                return self.gradients(segment, call, saved, tangents, wanted, inner, present)
+            except OtherFormAtResult:
+                self.bypassing.add(segment)
+        return self.gradients(segment, call, saved, tangents, wanted, inner, results)
 
     def gradients(
         self,

@@ -403,6 +403,19 @@ def test_a_gradient_of_a_gradient_passes_a_view(way) -> None:
     assert len(found) == 2
 
 
+@pytest.mark.xfail(strict=True, reason="gradients do not pass a view of a plain tensor (docs/limits.md)")
+@with_eager_halves
+def test_a_view_of_a_plain_tensor_passes_a_gradient(way) -> None:
+    def function(values, offsets):
+        y = torch.nested.nested_tensor_from_jagged(values, offsets)
+        return y, y.sin()
+
+    y, z = compiled(function, way)(plain(5) * 1, torch.tensor([0, 2, 5]))
+    found = watched([y])
+    z.values().sum().backward()
+    assert len(found) == 1
+
+
 def test_independent_results_pass_nothing() -> None:
     ours = aotgrad.aot_function(lambda x: (x.sin(), x.cos()), "eager")
     ours(two(3))
