@@ -105,8 +105,8 @@ def is_functionalized(value: Any) -> bool:
 
 
 def assigned_attributes(tensor: torch.Tensor) -> set[str]:
-    """The names of the attributes of a traced tensor that torch has not assigned itself."""
-    return {name for name in vars(tensor) if name not in ("elem", "_is_param", "_specialize_on") and "dynamo" not in name}
+    """The names of the public attributes that a function has assigned to a traced tensor. Torch assigns private ones."""
+    return {name for name in vars(tensor) if not name.startswith("_")} - {"elem"}
 
 
 def any_functional(tensors: Sequence[Any]) -> bool:

@@ -374,3 +374,36 @@ def test_what_is_refused(kind, message):
     assert all(found is wanted for (_, found), (_, wanted) in zip(kept_of(module), before, strict=True))
     assert len(pytree.tree_leaves(kept_of(module))) == number
     assert all(type(each) is torch.Tensor for each in pytree.tree_leaves(module.kept))
+
+
+def test_an_attribute_of_an_argument_or_result():
+    def of_argument(x):
+        x.scale = 2
+        return x * 2
+
+    def of_result(x):
+        y = x * 2
+        y.scale = 2
+        return y
+
+    for function in (of_argument, of_result):
+        x = torch.ones(2)
+        with pytest.raises(CaptureError, match=r"assigns an attribute \(scale\) to a tensor that it was given, or"):
+            aotgrad.aot_function(function, "eager")(x)
+        assert not hasattr(x, "scale")
+
+
+def test_an_attribute_of_a_tensor_that_dies_inside():
+    def function(x):
+        y = x * 2
+        y.scale = 3
+        return y * y.scale
+
+    assert torch.equal(aotgrad.aot_function(function, "eager")(torch.ones(2)), torch.full((2,), 6.0))
+
+
+@pytest.mark.xfail(strict=True, reason="torch assigns private attributes to traced tensors, too (docs/limits.md)")
+def test_a_private_attribute_of_an_argument():
+    x = torch.ones(2)
+    aotgrad.aot_function(lambda x: setattr(x, "_scale", 2) or x * 2, "eager")(x)
+    assert x._scale == 2
