@@ -8,6 +8,7 @@ In: a node's traced value. Out: sympy symbols, compared by name.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
@@ -22,6 +23,15 @@ def bound_symbol(value: Any) -> sympy.Symbol | None:
         return None
     expr = value.node.expr
     return expr if isinstance(expr, sympy.Symbol) else None
+
+
+def values_of_symbols(places: Mapping[str, tuple[int, int | None]], inputs: Sequence[Any]) -> dict[str, Any]:
+    """The values of symbols in a call: each is an input, or a size of one (`Capture.places_of_symbols`).
+
+    >>> values_of_symbols({"s0": (1, None), "s1": (0, 2)}, [torch.ones(4, 5, 6), 3])
+    {'s0': 3, 's1': 6}
+    """
+    return {name: inputs[k] if dim is None else inputs[k].size(dim) for name, (k, dim) in places.items()}
 
 
 def symbols_of(value: Any) -> tuple[sympy.Symbol, ...]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.graph.symbols import values_of_symbols
 from aotgrad.ir import GraphHalf
 from aotgrad.slots import Saved
 from aotgrad.subclasses.bridge import End, edges_of_parts, take_apart
@@ -122,7 +123,7 @@ class InnerValue:
 
     def size_in(self, primals: Sequence[Any]) -> Sequence[int]:
         """The size in a call with these inputs."""
-        numbers = {name: primals[k] if dim is None else primals[k].size(dim) for name, (k, dim) in self.symbols.items()}
+        numbers = values_of_symbols(self.symbols, primals)
         return eval(torch_compat.compiled_text(self.size_text), {**torch_compat.text_namespace(), **numbers})
 
     @functools.cached_property

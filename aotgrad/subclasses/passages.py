@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Union, cast
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.graph.symbols import values_of_symbols
 from aotgrad.runtime.autograd import is_segment
 from aotgrad.slots import ReturnedWrapper
 from aotgrad.subclasses.bridge import (
@@ -57,14 +58,14 @@ def assembles_argument(node: Any) -> bool:
     return torch_compat.is_node_of(node, Assemble)
 
 
-def end_of_gradient(gradient: torch.Tensor) -> End:
-    """How a gradient is taken apart where a backward is cut."""
-    return End("a gradient inside of a backward", 0, GradientForm.of(gradient).form, is_traced=True)
+def end_inside(form: TensorForm) -> End:
+    """How a gradient of that form is taken apart, and assembled, where a backward is cut."""
+    return End("a gradient inside of a backward", 0, form, is_traced=True)
 
 
 def gradient_parts(gradient: torch.Tensor) -> dict[int, torch.Tensor]:
     """The parts of a gradient that carry one, unlike the offsets of a nested tensor, by position."""
-    parts = take_apart(end_of_gradient(gradient), gradient)
+    parts = take_apart(end_inside(GradientForm.of(gradient).form), gradient)
     return {k: part for k, part in enumerate(parts) if carries_gradient(part)}
 
 
@@ -85,7 +86,7 @@ class CutForm:
     @classmethod
     def of(cls, gradient: torch.Tensor, capture: Capture) -> CutForm | None:
         """The form of this gradient; `None` if it consists of more than its parts and what the inputs tell."""
-        form = end_of_gradient(gradient).form
+        form = GradientForm.of(gradient).form
         position = {id(primal): k for k, primal in enumerate(capture.primals)}
         fixed = {k: part for k, part in enumerate(parts_of(form, gradient)) if not carries_gradient(part)}
         names = {name for number in form.symbols() for name in torch_compat.symbolic_text(number)[1]}
@@ -96,11 +97,10 @@ class CutForm:
 
     def assemble(self, parts: Mapping[int, torch.Tensor], inputs: Sequence[Any]) -> torch.Tensor:
         """The gradient of these parts, in a run with these inputs; other parts are zeros."""
-        numbers = {name: inputs[k] if dim is None else inputs[k].size(dim) for name, (k, dim) in self.places.items()}
+        numbers = values_of_symbols(self.places, inputs)
         form = self.form.resized(torch_compat.value_of_symbolic(number, numbers) for number in self.form.symbols())
         values = {**parts, **{k: inputs[position] for k, position in self.fixed.items()}}
-        end = End("a gradient inside of a backward", 0, form, gradient=form, is_traced=True)
-        return assemble_gradient(end, [values.get(k) for k in range(form.count)], None)
+        return assemble_gradient(end_inside(form), [values.get(k) for k in range(form.count)], None)
 
 
 @dataclass(eq=False)
