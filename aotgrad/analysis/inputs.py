@@ -31,4 +31,5 @@ def analyze_input(capture: Capture, index: int) -> InputAliasInfo | None:
         version_bumps=change.version_bumps,
         requires_grad_after=change.argument.requires_grad,
         geometry=change.geometry if change.mutation.metadata else None,
+        is_used=change.is_of_a_used_input,
     )

@@ -7,7 +7,7 @@ if one of them is changed. `sharing` finds these tensors; `geometry` makes each 
 from __future__ import annotations
 
 from aotgrad.convention.dedupe import Dedupe
-from aotgrad.convention.sharing import MemorySharing, same_storage
+from aotgrad.convention.sharing import MemorySharing
 from aotgrad.convention.synthetic_base import share_memory
 
-__all__ = ["Dedupe", "MemorySharing", "same_storage", "share_memory"]
+__all__ = ["Dedupe", "MemorySharing", "share_memory"]

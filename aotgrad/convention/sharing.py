@@ -10,7 +10,7 @@ decided exactly (`graph/strided_overlap.py`). In: real or fake tensors, and what
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,12 +51,14 @@ class MemorySharing:
     """The memory sharing that a trace depends on, given which arguments are mutated.
 
     `mutated`: arguments that are written. `hidden`: those whose change autograd does not see. `bumped`: those whose
-    version rises. `counters`: sets of arguments with one version counter, if one of them is bumped.
+    version rises. `unused`: those that may share any memory. `counters`: sets of arguments with one version counter, if one
+    of them is bumped.
     """
 
     mutated: tuple[int, ...] = ()
     hidden: tuple[int, ...] = ()
     bumped: tuple[int, ...] = ()
+    unused: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()
     counters: tuple[tuple[int, ...], ...] = ()
 
@@ -67,40 +69,38 @@ class MemorySharing:
         mutated = tuple(index for index, info in tensors if info.is_written or info.changed_later)
         hidden = tuple(index for index, info in tensors if info.is_written and info.hidden_from_autograd)
         bumped = tuple(index for index, info in tensors if info.version_bumps)
-        return cls.among(args, mutated, hidden, bumped)
+        unused = tuple(index for index, info in tensors if not info.is_used)
+        return cls(mutated, hidden, bumped, unused).among(args)
 
-    @classmethod
-    def among(
-        cls, args: Sequence[Any], mutated: Collection[int], hidden: Collection[int], bumped: Collection[int]
-    ) -> MemorySharing:
-        """The sharing of `args`, given the positions that change."""
+    def among(self, args: Sequence[Any]) -> MemorySharing:
+        """The sharing of other arguments of the same function."""
         groups: list[Group] = []
         counters: list[tuple[int, ...]] = []
-        for sharers in same_storage(args, {*mutated, *bumped}):
-            groups += [make_group(args, members) for members in overlapping_groups(args, sharers, mutated)]
-            counters += same_counter(args, families_of(args, sharers), bumped)
+        for sharers in self.same_storage(args):
+            groups += [make_group(args, members) for members in overlapping_groups(args, sharers, self.mutated)]
+            counters += same_counter(args, families_of(args, sharers), self.bumped)
         grouped = {index for group in groups for index, _ in group.starts}
-        alone = [index for index in mutated if index not in grouped]
-        groups += [make_group(args, [index]) for index in alone if shows_two_histories(args[index], index in hidden)]
-        return cls(tuple(mutated), tuple(hidden), tuple(bumped), tuple(groups), tuple(counters))
+        alone = [index for index in self.mutated if index not in grouped]
+        groups += [make_group(args, [index]) for index in alone if shows_two_histories(args[index], index in self.hidden)]
+        return replace(self, groups=tuple(groups), counters=tuple(counters))
+
+    def same_storage(self, args: Sequence[Any]) -> list[list[int]]:
+        """For each storage of a changed argument that several used strided ones share: these arguments."""
+        changed = {*self.mutated, *self.bumped}
+        if not changed:
+            return []
+        sharers: dict[int, list[int]] = {torch_compat.storage_key(args[index]): [] for index in changed}
+        for index, arg in enumerate(args):
+            if isinstance(arg, torch.Tensor) and index not in self.unused:
+                sharers.get(torch_compat.storage_key(arg), []).append(index)
+        return [indices for indices in sharers.values() if len(indices) > 1]
 
     def __bool__(self) -> bool:
         return bool(self.groups or self.counters)
 
     def matches(self, args: Sequence[Any]) -> bool:
         """Whether other arguments of the same function share in the same way."""
-        return MemorySharing.among(args, self.mutated, self.hidden, self.bumped) == self
-
-
-def same_storage(args: Sequence[Any], wanted: Collection[int]) -> list[list[int]]:
-    """For each storage of a wanted argument that several strided arguments share: these arguments."""
-    if not wanted:
-        return []
-    sharers: dict[int, list[int]] = {torch_compat.storage_key(args[index]): [] for index in wanted}
-    for index, arg in enumerate(args):
-        if isinstance(arg, torch.Tensor):
-            sharers.get(torch_compat.storage_key(arg), []).append(index)
-    return [indices for indices in sharers.values() if len(indices) > 1]
+        return self.among(args) == self
 
 
 def overlapping_groups(args: Sequence[Any], sharers: Sequence[int], mutated: Collection[int]) -> list[list[int]]:

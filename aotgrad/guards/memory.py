@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from aotgrad import native, torch_compat
-from aotgrad.convention import MemorySharing, same_storage
+from aotgrad.convention import MemorySharing
 from aotgrad.errors import UnsupportedAliasingError
 from aotgrad.graph.geometry import Geometry
 from aotgrad.graph.strided_overlap import ByteLayout, overlapping_pairs
@@ -46,7 +46,8 @@ class MemoryGuard:
         reject_foreign_memory(args, sharing)
         self.sharing, self.counters, self.closure = sharing, counters, closure
         self.changed = sorted({*sharing.mutated, *sharing.bumped})
-        storages, addressed = same_storage(args, self.changed), [k for k, arg in enumerate(args) if has_address(arg)]
+        storages = sharing.same_storage(args)
+        addressed = [k for k, arg in enumerate(args) if has_address(arg) and k not in sharing.unused]
         self.sharers = [k for sharers in storages for k in sharers]
         self.has_lone_views = any(len(group.starts) == 1 for group in sharing.groups)
         self.is_alone = len(addressed) < 2 and not self.has_lone_views
@@ -71,7 +72,7 @@ class MemoryGuard:
         return found
 
     def is_as_traced(self, args: Sequence[Any]) -> bool:
-        found = MemorySharing.among(args, self.sharing.mutated, self.sharing.hidden, self.sharing.bumped)
+        found = self.sharing.among(args)
         same = found == self.sharing if self.counters else found.groups == self.sharing.groups and self.share_storages(args)
         return same and foreign_memory(args, self.sharing) is None
 
@@ -160,7 +161,8 @@ def reject_foreign_memory(args: Sequence[Any], sharing: MemorySharing) -> None:
 
 def foreign_memory(args: Sequence[Any], sharing: MemorySharing) -> tuple[int, int] | None:
     """Two arguments of different storages that share an element, if one of them changes."""
-    pairs = overlapping_pairs([byte_layout(arg) for arg in args], sharing.mutated)
+    used = [None if index in sharing.unused else byte_layout(arg) for index, arg in enumerate(args)]
+    pairs = overlapping_pairs(used, sharing.mutated)
     keys = torch_compat.storage_key
     return next((pair for pair in sorted(pairs) if keys(args[pair[0]]) != keys(args[pair[1]])), None)
 

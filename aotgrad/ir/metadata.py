@@ -41,6 +41,7 @@ class InputAliasInfo:
         version_bumps: by how much eager raises its version counter.
         geometry: size, stride and storage offset after a metadata mutation.
         changed_later: a backward changes its data.
+        is_used: the call does more with it than to read its size.
     """
 
     mutation: MutationType
@@ -49,6 +50,7 @@ class InputAliasInfo:
     requires_grad_after: bool
     geometry: Geometry | None
     changed_later: bool = False
+    is_used: bool = True
 
     @property
     def geometry_after(self) -> Geometry:

@@ -424,7 +424,7 @@ def memory_guard(
     """
     constants = [] if isinstance(executable, SmallGraph) else executable.capture.trace.constants()
     everything = [*tensors, *constants]
-    found = MemorySharing.among(everything, sharing.mutated, sharing.hidden, sharing.bumped)
+    found = sharing.among(everything)
     if found.groups != sharing.groups:
         raise UnsupportedAliasingError(
             "the function changes an input that shares memory with a tensor which it closed over (a global, or an attribute "

@@ -107,7 +107,7 @@ def measure_sharing(count: int) -> list[object]:
     tensors, sides = [torch.ones(4, 4) for _ in range(count)], {}
     for name, library in libraries().items():
         with using(library):
-            sides[name] = partial(MemoryGuard(tensors, MemorySharing.among(tensors, (0,), (), (0,))), tensors)
+            sides[name] = partial(MemoryGuard(tensors, MemorySharing((0,), bumped=(0,)).among(tensors)), tensors)
     sides["floor"] = partial(extension("bare_guards").apart(tensors), tensors)
     seconds = least_seconds({**sides, "Dynamo's": dynamos_check(tensors)})
     return [count, *(time * 1e6 for time in seconds.values())]

@@ -9,8 +9,8 @@ from aotgrad.convention.sharing import MemorySharing
 from aotgrad.errors import UnsupportedAliasingError
 
 
-def sharing(*args, mutated=(0,)):
-    return MemorySharing.among(args, mutated, (), mutated)
+def sharing(*args, mutated=(0,), unused=()):
+    return MemorySharing(mutated, bumped=mutated, unused=unused).among(args)
 
 
 def members(sharing):
@@ -32,6 +32,12 @@ def test_overlap_that_nobody_writes_to_does_not_matter():
     x, y = torch.arange(4.0), torch.ones(2)
     assert not sharing(y, x[:3], x[1:])
     assert members(sharing(y, x[:3], x[1:], mutated=(2,))) == [(1, 2)]
+
+
+def test_an_unused_argument_may_share_any_memory():
+    x = torch.arange(4.0)
+    assert not sharing(x[:3], x[1:], unused=(1,))
+    assert members(sharing(x[:3], x[1:], x[2:], unused=(1,))) == [(0, 2)]
 
 
 def test_interleaved_slices_do_not_overlap():

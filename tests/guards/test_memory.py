@@ -21,7 +21,11 @@ def separate(count: int) -> list[torch.Tensor]:
 
 
 def guard_of(tensors, *changed: int, **options) -> MemoryGuard:
-    return MemoryGuard(tensors, MemorySharing.among(tensors, changed, (), changed), **options)
+    return MemoryGuard(tensors, sharing(tensors, *changed), **options)
+
+
+def sharing(tensors, *changed):
+    return MemorySharing(changed, bumped=changed).among(tensors)
 
 
 def test_moving_tensors_pass_while_they_are_separate():
@@ -166,12 +170,12 @@ def test_calls_at_random_against_every_pair(changed, seed):
     whole = torch.ones(16)
     buffers = [whole, whole.detach(), torch.ones(16)]
     traced = pieces(draw, buffers)
-    guard, sharing = guard_of(traced, *changed), MemorySharing.among(traced, changed, (), changed)
+    guard, as_traced = guard_of(traced, *changed), sharing(traced, *changed)
     tensors = traced
     for _ in range(100):
         fresh = pieces(draw, buffers)
         tensors = draw.choice([traced, fresh, [draw.choice(pair) for pair in zip(tensors, fresh, strict=True)]])
-        assert guard(tensors) == (MemorySharing.among(tensors, changed, (), changed) == sharing)
+        assert guard(tensors) == (sharing(tensors, *changed) == as_traced)
 
 
 def test_places_that_meet():

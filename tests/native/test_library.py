@@ -134,9 +134,9 @@ def answer(guard, call) -> bool | str:
 def test_memory_is_compared_as_by_looking_at_every_pair(library, first, calls, one, other):
     everything = [tensor for tensor in pool() if not tensor.is_inference()]
     traced = taken(everything, first)
-    changed = sorted({one % len(traced), other % len(traced)})
+    changed = tuple(sorted({one % len(traced), other % len(traced)}))
     try:
-        sharing = MemorySharing.among(traced, changed, (), changed)
+        sharing = MemorySharing(changed, bumped=changed).among(traced)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(native, "library", lambda: library)
             guard = memory.MemoryGuard(traced, sharing)

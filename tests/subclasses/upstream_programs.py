@@ -84,6 +84,15 @@ def with_history(make: Callable = lambda *some: [value * 1 for value in some]) -
     return run
 
 
+def marked_with_history(function: Callable, arguments: list[Any]) -> Any:
+    return with_history(lambda x: [dynamic(x * 1)])(function, arguments)
+
+
+def dynamic(tensor: torch.Tensor) -> torch.Tensor:
+    torch._dynamo.mark_dynamic(tensor, 0)
+    return tensor
+
+
 def changed_by_the_caller(function: Callable, arguments: list[Any]) -> Any:
     """The caller changes the last result in place; what shares its memory changes, too."""
     results = list(function(*arguments))
@@ -398,6 +407,7 @@ CHANGES: dict[str, tuple] = {
     "one of two rows": (change_first, lambda: [two(2, 2, requires_grad=False)], with_history(lambda x: [x[0], x[1]])),
     "nested": (lambda a: a.mul_(2) + 1, lambda: [nested(3)], with_history()),
     "a part of a nested one": (change_a_part, lambda: [nested(3, requires_grad=False)]),
+    "by its own size": (lambda a: a.mul_(a.shape[0]) + 1, lambda: [two(3, 4)], marked_with_history),
     "by the caller": (lambda x: (y := x * 3, y.view(-1), y), lambda: [two(3, 3)], changed_by_the_caller),
 }
 
