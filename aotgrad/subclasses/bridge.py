@@ -37,6 +37,10 @@ class PartSpec:
     def of(cls, part: torch.Tensor) -> PartSpec:
         return cls(tuple(part.size()), part.dtype, part.device)
 
+    def matches(self, other: PartSpec) -> bool:
+        """Whether two parts are alike, in the traced call. A size that depends on data may be any."""
+        return (self.dtype, self.device) == (other.dtype, other.device) and torch_compat.may_equal(self.size, other.size)
+
 
 @dataclass(frozen=True)
 class GradientForm:
@@ -49,7 +53,7 @@ class GradientForm:
     def of(cls, gradient: torch.Tensor, form: TensorForm | None = None) -> GradientForm:
         form = (form or form_of(gradient)).without_cached_parts()
         parts = tuple(map(PartSpec.of, parts_of(form, gradient)))
-        if isinstance(form, WrapperForm) and not form.follows_parts and 0 in form.stride:
+        if isinstance(form, WrapperForm) and not form.follows_parts and 0 in frozen_context(form.stride):
             form = form.made_contiguous()
         return cls(form, parts)
 
@@ -79,7 +83,8 @@ class GradientForm:
 
     def matches(self, other: GradientForm) -> bool:
         """Whether gradients of both forms differ at most in their strides."""
-        return self.parts == other.parts and self.form.layout_free_key == other.form.layout_free_key
+        alike = len(self.parts) == len(other.parts) and all(map(PartSpec.matches, self.parts, other.parts))
+        return alike and self.form.layout_free_key == other.form.layout_free_key
 
 
 class OtherGradientForm(CaptureError):

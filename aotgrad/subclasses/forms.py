@@ -156,7 +156,10 @@ class WrapperForm:
     def made_contiguous(self) -> WrapperForm:
         """The form with the strides of a contiguous tensor."""
         strides = itertools.accumulate(reversed(self.size[1:]), operator.mul, initial=1)
-        return replace(self, stride=tuple(strides)[::-1] if self.size else ())
+        stride = tuple(strides)[::-1] if self.size else ()
+        is_told_apart = frozen_context(self.size) != frozen_context(self.stride)
+        context = restrided(self.context, self.stride, stride) if is_told_apart else self.context
+        return replace(self, context=context, stride=stride)
 
     def laid_out_as(self, other: TensorForm) -> WrapperForm:
         """The form with dense strides, in the order of those of another form."""
@@ -306,6 +309,15 @@ def renumbered(context: Any, numbers: Iterator[int]) -> Any:
     if not any(True for _ in symbols_in(context)):
         return context
     return with_values(context, [renumbered(value, numbers) for value in values_in(context)[1]])
+
+
+def restrided(context: Any, old: tuple[Any, ...], new: tuple[Any, ...]) -> Any:
+    """A context with other strides."""
+    if isinstance(context, tuple) and frozen_context(context) == frozen_context(old):
+        return new
+    values = values_in(context)[1]
+    found = [restrided(value, old, new) for value in values]
+    return context if all(map(operator.is_, values, found)) else with_values(context, found)
 
 
 def filled(context: Any, actual: Any) -> Any:

@@ -653,6 +653,7 @@ from aotgrad.torch_compat.shapes import (
     known_equal,
     lacks_shape_function,
     lacks_symbolic_floats,
+    may_equal,
     symbolic_dims,
     symbolic_dims_by_position,
 )

@@ -115,6 +115,12 @@ def assumed_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
     return all(map(bool, _equalities(left, right)))
 
 
+def may_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
+    """Whether numbers are equal in the traced call, which adds guards. One that depends on data may equal any other."""
+    pairs = zip(left, right, strict=False)
+    return len(left) == len(right) and all(_any_depends_on_data(pair) or bool(pair[0] == pair[1]) for pair in pairs)
+
+
 def _any_depends_on_data(numbers: Sequence[Any]) -> bool:
     """Whether a number depends on data."""
     return any(isinstance(number, torch.SymInt) and not number.node.has_hint() for number in numbers)

@@ -235,6 +235,8 @@ UPSTREAM: dict[str, tuple] = {
     "in two, symbolic sizes": (in_two, lambda: [placed(4, 4)], outcome, True),
     "in pieces of several sizes": (lambda x, size: torch.split(x, size, 0), list, of_pieces, True),
     "of unknown rows": (lambda x: x.sin() * 2, list, of_unknown_rows),
+    "of unknown rows, summed": (lambda x: redistributed(x, *R).to_local().sum(0), list, of_unknown_rows),
+    "of unknown rows, squared": (lambda x: (x.t() @ x).to_local(), list, of_unknown_rows),
     "requires grad in some calls": (lambda x: (x * x).to_local(), list, in_some_calls),
     "log probabilities, symbolic sizes": (log_probabilities, lambda: [placed(4, 4, on=S1)], run_sharded_loss, True),
     "changed beside another": (

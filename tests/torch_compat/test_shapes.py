@@ -54,6 +54,13 @@ def test_equality_in_the_traced_call_is_guarded(fake_mode):
     assert compat.known_equal([rows], [columns])
 
 
+def test_a_number_that_depends_on_data_may_equal_any_other():
+    mode = compat.new_fake_mode()
+    unknown, other = (mode.shape_env.create_unbacked_symint() for _ in range(2))
+    assert compat.may_equal([unknown, 2], [other, 2]) and compat.may_equal([3], [unknown])
+    assert not compat.may_equal([unknown, 2], [other, 3]) and not compat.may_equal([unknown], [unknown, 1])
+
+
 def test_a_question_about_a_number_without_a_node_while_a_graph_is_traced():
     """The bytes of a storage have no node: a proxy mode that sees the question raises."""
 
