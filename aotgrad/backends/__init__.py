@@ -35,7 +35,6 @@ closed_over       closed-over tensors as inputs
 copies            results that passes have aliased get their own memory
 decompositions    decompositions in place of torch's
 early_writes      writes inputs as soon as their new values are computed
-floats            Python floats as 0-d tensors
 lone_ops          ops that are worth compiling alone
 parts             results that are parts of a value keep the memory of the whole
 seeds             seeds of random ops

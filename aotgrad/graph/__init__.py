@@ -20,6 +20,7 @@ Graphs:
 
 copies               copies of graphs
 ends                 what a graph returns
+floats               Python floats as 0-d tensors
 lazy_module          graph modules whose code is generated on demand
 
 Targets of nodes that are no ops:

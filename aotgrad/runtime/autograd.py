@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.graph.floats import halves_of_float
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout
 from aotgrad.runtime.inlined import InlinedBackward
 from aotgrad.runtime.recomputation import NO_INNER_GRADIENTS, Gradients, InnerGradients, Recomputation, check_version
@@ -361,8 +363,7 @@ def hand_over(ctx: Any) -> type[torch.autograd.Function]:
     backward: Backward = ctx.backward
     wanted = ctx.wanted = wanted_gradients(backward, torch_compat.next_nodes(ctx))
     is_higher_order = torch.is_grad_enabled() or (ctx.of_dual_numbers and torch_compat.forward_mode_is_open())
-    has_other_sizes = any(type(size) is not int for size in ctx.sizes)
-    if is_higher_order or has_other_sizes or ctx.memory or ctx.watched or ctx.stand_ins:
+    if is_higher_order or bool in map(type, ctx.sizes) or ctx.memory or ctx.watched or ctx.stand_ins:
         return UninlinedSegment
     for each in (ctx.kept or {}).values():
         each.unpack()  # raises if it was changed
@@ -374,6 +375,12 @@ def hand_over(ctx: Any) -> type[torch.autograd.Function]:
     return backward.inlined[wanted]
 
 
+def whole_numbers_of(ctx: Any) -> list[int]:
+    """The symbolic sizes of a node, and two ints for each float: compiled autograd takes no other numbers."""
+    pairs = (halves_of_float(size) if isinstance(size, float) else (size,) for size in ctx.sizes)
+    return list(itertools.chain.from_iterable(pairs))
+
+
 def keep_saved_symbolic(ctx: Any) -> None:
     """Let the sizes of saved tensors be symbolic in the graph of compiled autograd, as those of the node are."""
     saved = torch_compat.saved_tensors_without_hooks(ctx) if ctx.sizes and ctx.kept is None else None
@@ -383,8 +390,8 @@ def keep_saved_symbolic(ctx: Any) -> None:
 
 def function_with_graph(node: InlinedBackward) -> type[torch.autograd.Function]:
     does_more = node.backward.changes or node.backward.variants.facts.has_cases
-    can_inline = torch_compat.can_inline() and node.knows_layouts and not does_more
+    can_inline = torch_compat.can_inline() and node.knows_layouts and node.takes_its_floats and not does_more
     return torch_compat.inlined(Segment, node) if can_inline else UninlinedSegment
 
 
-torch_compat.compile_nodes_of(Segment, hand_over, "sizes")
+torch_compat.compile_nodes_of(Segment, hand_over, whole_numbers_of)

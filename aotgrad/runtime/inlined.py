@@ -7,6 +7,7 @@ graph of a segment is copied into it as it was traced, in the variant for the ta
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,10 @@ import torch
 import torch.fx as fx
 
 from aotgrad import torch_compat
+from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 from aotgrad.graph.copies import copy_nodes
+from aotgrad.graph.floats import float_of_halves, replace_floats
 from aotgrad.graph.lazy_module import LazyGraphModule
 from aotgrad.graph.symbols import bound_symbol
 from aotgrad.ir import GraphHalf
@@ -45,20 +48,25 @@ class InlinedBackward:
         key = VariantKey(tuple(defined), self.wanted)
         self.backward.check_overwritten(key)
         full, half = self.backward.variants.full, self.backward.variants.graph(key)[0]
-        names = {slot: node.name for slot, node in full.placeholders.items()}
         graph = fx.Graph()
-        inputs = {slot: graph.placeholder(name) for slot, name in names.items()}
+        placed = {slot: [*map(graph.placeholder, names_of_inputs(node))] for slot, node in full.placeholders.items()}
         layouts = graph.placeholder("layouts")
+        inputs = {slot: input_of(graph, full.placeholders[slot], nodes) for slot, nodes in placed.items()}
         tangents = {slot: self.filled(graph, inputs[slot], layouts, k) for k, slot in enumerate(full.signature.incoming)}
         values = {node: {**inputs, **tangents}[slot] for slot, node in half.placeholders.items()}
         results: Any = copy_nodes(graph, half.module.graph, values)
+        if self.saves_floats:
+            results = results_without_floats(graph, results)
         let_dynamo_draw(graph)
         sources = tangents_behind(graph, {tangents[slot]: inputs[slot] for slot in tangents})
         graph.output(tuple(node and only_defined(graph, node, sources.get(node, ())) for node in results))
         return LazyGraphModule(half.module, graph)
 
     def filled(self, graph: fx.Graph, tangent: fx.Node, layouts: fx.Node, position: int) -> fx.Node:
-        return graph.call_function(or_zeros, (tangent, layouts, position, *self.backward.variants.facts.formats[position]))
+        formats = self.backward.variants.facts.formats
+        node = graph.call_function(or_zeros, (tangent, layouts, position, *formats[position]))
+        node.meta = dict(tangent.meta)
+        return node
 
     @torch_compat.hide_from_dynamo
     def inputs(self, saved: Sequence[Any], sizes: Sequence[Any], unused: Sequence[Any], tangents: Sequence[Any]) -> Any:
@@ -84,11 +92,59 @@ class InlinedBackward:
         return nested_text(self.backward.layouts)
 
     @functools.cached_property
+    def saves_floats(self) -> bool:
+        return any(map(is_float, self.backward.variants.full.placeholders.values()))
+
+    @functools.cached_property
+    def takes_its_floats(self) -> bool:
+        """Whether each op that takes a float can take a tensor in its place."""
+        try:
+            return not self.saves_floats or bool(self.graph([True] * len(self.backward.layouts)))
+        except CaptureError:
+            return False
+
+    @functools.cached_property
     def knows_layouts(self) -> bool:
         """Whether the saved sizes determine the layouts. They do, unless a size depends on the values of a tensor."""
         numbers = (number for layout in self.backward.layouts for part in layout for number in part)
         symbolic = filter(torch_compat.has_symbols, numbers)
         return {name for number in symbolic for name in torch_compat.symbolic_text(number)[1]} <= {*self.size_names}
+
+
+def is_float(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.SymFloat)
+
+
+def names_of_inputs(node: fx.Node) -> tuple[str, ...]:
+    """The placeholders in the graph of compiled autograd for one of a backward."""
+    return (f"{node.name}_high", f"{node.name}_low") if is_float(node) else (node.name,)
+
+
+def input_of(graph: fx.Graph, node: fx.Node, placed: Sequence[fx.Node]) -> fx.Node:
+    """The value of a placeholder of a backward, from the placeholders for it."""
+    value = placed[0]
+    if is_float(node):
+        tensor = graph.call_function(float_of_halves, tuple(placed))
+        with torch_compat.fake_mode_of(node.graph):
+            tensor.meta["val"] = torch.empty((), dtype=torch.float64)
+        value = graph.call_function(torch_compat.read_number, (tensor,))
+        value.meta = torch_compat.meta_of_read(tensor.meta["val"])
+    else:
+        value.meta = dict(node.meta)
+    return value
+
+
+def results_without_floats(graph: fx.Graph, results: Any) -> Any:
+    """The results of a graph after floats in it became tensors.
+
+    Raises:
+        CaptureError: an op takes a float, but no tensor.
+    """
+    output = graph.output(results)
+    replace_floats(graph)
+    (found,) = output.args
+    graph.erase_node(output)
+    return found
 
 
 def let_dynamo_draw(graph: fx.Graph) -> None:
@@ -125,9 +181,11 @@ def tangents_behind(graph: fx.Graph, tangents: Mapping[fx.Node, fx.Node]) -> dic
 
 
 def names_of_sizes(half: GraphHalf) -> tuple[str, ...]:
-    """The symbols of the sizes that a backward saves, in order: its first inputs."""
+    """The symbols of the sizes that a backward saves, in order, and names for its floats: its first inputs."""
     count = len(of_kind(half.signature.inputs, SavedSymInt))
-    return tuple(str(bound_symbol(node.meta["val"])) for node in half.module.graph.find_nodes(op="placeholder")[:count])
+    nodes = half.module.graph.find_nodes(op="placeholder")[:count]
+    each = (names_of_inputs(node) if is_float(node) else (str(bound_symbol(node.meta["val"])),) for node in nodes)
+    return tuple(itertools.chain.from_iterable(each))
 
 
 def nested_text(value: Any) -> str:

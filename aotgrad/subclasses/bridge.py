@@ -53,7 +53,7 @@ class GradientForm:
     def of(cls, gradient: torch.Tensor, form: TensorForm | None = None) -> GradientForm:
         form = (form or form_of(gradient)).without_cached_parts()
         parts = tuple(map(PartSpec.of, parts_of(form, gradient)))
-        if isinstance(form, WrapperForm) and not form.follows_parts and 0 in frozen_context(form.stride):
+        if isinstance(form, WrapperForm) and form.is_expanded:
             form = form.made_contiguous()
         return cls(form, parts)
 
@@ -518,5 +518,5 @@ def is_call(end: End) -> bool:
 
 
 for function, hand_over in ((TakeApart, hand_over_take_apart), (Assemble, hand_over_assemble)):
-    torch_compat.set_defaults(function, sizes=(), in_graph=None, first=0)
-    torch_compat.compile_nodes_of(function, hand_over, "sizes")
+    torch_compat.set_defaults(function, in_graph=None, first=0)
+    torch_compat.compile_nodes_of(function, hand_over, lambda ctx: ())

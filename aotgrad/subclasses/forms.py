@@ -153,6 +153,11 @@ class WrapperForm:
             context = filled(context, torch_compat.flattened(value)[1])
         return replace(self, fields=fields, context=context, size=tuple(value.size()), stride=tuple(value.stride()))
 
+    @property
+    def is_expanded(self) -> bool:
+        """Whether a stride is zero; it does not follow from the parts."""
+        return not self.follows_parts and any(isinstance(step, int) and step == 0 for step in self.stride)
+
     def made_contiguous(self) -> WrapperForm:
         """The form with the strides of a contiguous tensor."""
         strides = itertools.accumulate(reversed(self.size[1:]), operator.mul, initial=1)

@@ -50,12 +50,14 @@ class InlinedNode(Protocol):
 
 
 def compile_nodes_of(
-    function: type[torch.autograd.Function], handover: Callable[[Any], type[torch.autograd.Function]], sizes: str
+    function: type[torch.autograd.Function],
+    handover: Callable[[Any], type[torch.autograd.Function]],
+    sizes: Callable[[Any], Sequence[int]],
 ) -> None:
     """Call `handover` for each node of a function in a backward that compiled autograd records or repeats.
 
     It returns the function whose node this is from now on, made by `inlined`; or one whose backward runs outside of the
-    graph. `sizes` names the attribute of a node with its symbolic sizes.
+    graph. `sizes` gives the symbolic sizes of a node.
     """
 
     @hide_from_dynamo
@@ -63,10 +65,10 @@ def compile_nodes_of(
         _add_defined_gradients()
         kind: Any = handover(ctx)
         ctx._forward_cls = kind
-        return (kind._backward_cls._autograd_function_id, *(getattr(ctx, sizes) if hasattr(kind, "_aot_id") else ()))
+        return (kind._backward_cls._autograd_function_id, *(sizes(ctx) if hasattr(kind, "_aot_id") else ()))
 
     function._compiled_autograd_key = staticmethod(key)
-    function._backward_cls.symints = property(lambda ctx: list(getattr(ctx, sizes)))
+    function._backward_cls.symints = property(lambda ctx: list(sizes(ctx)))
 
 
 @functools.cache

@@ -196,6 +196,44 @@ def test_changing_sizes(way):
         assert_same((x.grad, w.grad), expected)
 
 
+FACTORS = (2.0, 3.0, 0.1, -1.7, 1e-310, float("inf"))
+
+
+def test_floats_that_change(way):
+    def function(x, factor):
+        return (x * factor).square() * factor + x / factor
+
+    under_test, before = way.function(function), captures()
+    for factor in FACTORS:
+        x = rand(4)
+        (expected,) = torch.autograd.grad(function(x, factor).sum(), x)
+        with way.backward():
+            under_test(x, factor).sum().backward()
+        assert torch.allclose(x.grad, expected, equal_nan=True)
+    assert captures() - before <= len(FACTORS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_floats_that_change_share_one_graph(backend):
+    under_test, before = torch.compile(lambda x, factor: (x * factor).square(), backend=backend), captures()
+    for factor in FACTORS:
+        x = rand(4)
+        with compiled_autograd._enable(torch.compile(backend=backend, fullgraph=INLINES)):
+            under_test(x, factor).sum().backward()
+        assert torch.allclose(x.grad, 2 * x * factor * factor)
+    assert captures() - before <= 2  # the first value is a constant
+
+
+def test_a_float_that_no_tensor_stands_for(breaking_way):
+    under_test = breaking_way.function(nn.functional.leaky_relu)
+    for slope in FACTORS[:4]:
+        x = (rand(4) - 0.5).detach().requires_grad_()
+        (expected,) = torch.autograd.grad(nn.functional.leaky_relu(x, slope).sum(), x)
+        with breaking_way.backward():
+            under_test(x, slope).sum().backward()
+        assert torch.allclose(x.grad, expected)
+
+
 def test_symbolic_sizes_that_the_backward_uses():
     under_test = aotgrad.aot_function(lambda x: (x.mean(0, keepdim=True) * x).t(), aotgrad.nop, dynamic=True)
     backward = torch.compile(backend="aotgrad_eager", fullgraph=INLINES)

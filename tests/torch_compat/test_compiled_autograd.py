@@ -73,7 +73,7 @@ class Outside(torch.autograd.Function):
 def chosen() -> Iterator[list]:
     """What nodes of `Outside` become: the last item."""
     chosen: list = []
-    compat.compile_nodes_of(Outside, lambda ctx: chosen[-1], "sizes")
+    compat.compile_nodes_of(Outside, lambda ctx: chosen[-1], lambda ctx: ctx.sizes)
     yield chosen
     torch._dynamo.reset()
 
@@ -135,7 +135,7 @@ class WithoutGradient(Outside):
 
 def test_gradients_are_added_if_they_are_defined():
     """With nodes of ours; torch adds `None`, and raises."""
-    compat.compile_nodes_of(WithoutGradient, lambda ctx: WithoutGradient, "sizes")
+    compat.compile_nodes_of(WithoutGradient, lambda ctx: WithoutGradient, lambda ctx: ())
     a = torch.ones(2, requires_grad=True)
     with compiled_autograd._enable(lambda graph: graph):
         (WithoutGradient.apply(a, a) + a.sin()).sum().backward()

@@ -23,7 +23,6 @@ from aotgrad.backends.closed_over import bind_tensors, closed_over_tensors, lift
 from aotgrad.backends.copies import keep_returned_copies
 from aotgrad.backends.corrected import CORRECTIONS, amend_inductor, corrected_decompositions, rewrite
 from aotgrad.backends.early_writes import write_early_updates
-from aotgrad.backends.floats import replace_floats
 from aotgrad.backends.generator_inputs import (
     BackwardWithClones,
     ForwardWithClones,
@@ -43,6 +42,7 @@ from aotgrad.backends.seeds import draw_once, give_backward_own_seeds
 from aotgrad.backends.uncompiled import cut_uncompiled, must_be_cut, reasons
 from aotgrad.graph import op_table
 from aotgrad.graph.ends import output_node, outputs_of
+from aotgrad.graph.floats import replace_floats
 from aotgrad.ir import BoxedCallable, Compiled, GraphHalf, JointGraph, Partition
 from aotgrad.options import Options
 from aotgrad.plan_cache.lock import COMPILING

@@ -1,10 +1,11 @@
-"""Replaces Python floats in a graph for Inductor by 0-d tensors of double precision.
+"""Replaces Python floats in a graph by 0-d tensors of double precision.
 
     s = item(t); y = mul(x, s + 1)        ->        y = mul(x, convert(add(t, 1.0), x.dtype))
 
-Inductor passes a symbolic float to its kernels in single precision, and does not know those that Dynamo passes. A tensor has
-Python's precision. It is converted to the dtype that an op computes in, as eager converts a number, so that type promotion
-is eager's. If an op takes no tensor, or a size depends on the float, the float becomes a constant under a guard.
+Inductor passes a symbolic float to its kernels in single precision, and does not know those that Dynamo passes. Compiled
+autograd records no floats. A tensor has Python's precision. It is converted to the dtype that an op computes in, as eager
+converts a number, so that type promotion is eager's. If an op takes no tensor, or a size depends on the float, the float
+becomes a constant under a guard.
 
 Python's errors, such as a division by zero, become assertions in the graph.
 
@@ -15,6 +16,7 @@ stays a number where Inductor has no such op, and where a size is computed from 
 from __future__ import annotations
 
 import operator
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +42,22 @@ def replace_floats(graph: fx.Graph) -> None:
         for node in list(graph.nodes):
             rewriting.visit(node)
         rewriting.remove_numbers()
+
+
+def halves_of_float(number: float) -> tuple[int, int]:
+    """The bits of a float as two ints of at least two each: torch takes zero and one as constants.
+
+    >>> [hex(half - 2) for half in halves_of_float(-1.5)]
+    ['0xbff80000', '0x0']
+    """
+    (bits,) = struct.unpack("<Q", struct.pack("<d", number))
+    return (bits >> 32) + 2, (bits & 0xFFFFFFFF) + 2
+
+
+def float_of_halves(high: int, low: int) -> torch.Tensor:
+    """In a graph: the float as a 0-d tensor."""
+    high_bits, low_bits = (torch.full((), half - 2, dtype=torch.int64) for half in (high, low))
+    return (high_bits * 2**32 + low_bits).view(torch.float64)
 
 
 def is_float_read(node: fx.Node) -> bool:
