@@ -501,7 +501,7 @@ def describe_value(position: int, value: Any) -> ir.OutputAliasInfo:
         )
     if isinstance(value, TracedView):
         return ir.ConstantOutput(None)
-    if isinstance(value, (torch.Tensor, *CONSTANTS)):
+    if isinstance(value, (torch.Tensor, *CONSTANTS)) or torch_compat.is_opaque_value(value):
         return ir.ConstantOutput(value)
     raise UnsupportedOutputError(
         f"output {position} is a {type(value).__module__}.{type(value).__qualname__}; a compiled function returns tensors, "

@@ -709,6 +709,7 @@ from aotgrad.torch_compat.wrapper_subclasses import (
     flattened,
     has_own_dispatch_rules,
     is_device_mesh,
+    is_opaque_value,
     is_wrapper_subclass,
     model_of_view,
     other_objects,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._library import opaque_object
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, mb_unwrap_functional_tensor
 from torch.nested._internal.nested_tensor import NestedTensor
@@ -15,6 +16,7 @@ from aotgrad.torch_compat.fakes import fixed_nested_int
 from aotgrad.torch_compat.functional_tensors import same_functional
 from aotgrad.torch_compat.shapes import hints
 
+_is_opaque_value_type = getattr(opaque_object, "is_opaque_value_type", None)
 _KNOWN = frozenset((torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor))
 
 
@@ -31,6 +33,11 @@ def has_own_dispatch_rules(kind: type[torch.Tensor]) -> bool:
 def is_device_mesh(value: Any) -> bool:
     """Whether a value is a `DeviceMesh`, which Dynamo passes to graphs as it is."""
     return torch.distributed.is_available() and isinstance(value, torch.distributed.device_mesh.DeviceMesh)
+
+
+def is_opaque_value(value: Any) -> bool:
+    """Whether a value describes a DTensor, and graphs of Dynamo return it as it is: a placement, or a mesh, by content."""
+    return is_device_mesh(value) or (_is_opaque_value_type is not None and _is_opaque_value_type(type(value)))
 
 
 def outside_of_modes() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.distributed.tensor import Shard
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotgrad import torch_compat as compat
@@ -80,6 +81,13 @@ def test_outside_of_modes() -> None:
 def test_a_device_mesh_is_told_from_other_values() -> None:
     mesh = object.__new__(torch.distributed.device_mesh.DeviceMesh)
     assert compat.is_device_mesh(mesh) and not compat.is_device_mesh(torch.ones(2))
+
+
+def test_what_describes_a_dtensor_is_told_from_other_values() -> None:
+    mesh = object.__new__(torch.distributed.device_mesh.DeviceMesh)
+    assert compat.is_opaque_value(mesh)
+    assert compat.is_opaque_value(Shard(0)) == hasattr(torch._library.opaque_object, "is_opaque_value_type")
+    assert not compat.is_opaque_value(torch.ones(2)) and not compat.is_opaque_value([])
 
 
 def test_a_function_that_gets_none_for_undefined_gradients_is_noted() -> None:
