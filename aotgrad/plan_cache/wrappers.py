@@ -17,6 +17,7 @@ from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
 from aotgrad.subclasses.boundary import Wrappers
 from aotgrad.subclasses.bridge import GradientForm, OtherGradientForm
+from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import USUAL, GradientForms, WrapperLayout
 
 
@@ -69,12 +70,22 @@ class WrapperArguments(Arguments):
 
 @dataclass
 class KnownGradientForms:
-    """The forms of gradients that the calls of a cache were found to have, by the kind of call."""
+    """The forms of gradients that the calls of a cache were found to have, by the kind of call.
+
+    A form has sizes. So they are known for a kind of call with certain sizes of its tensors, `known`; what has been found
+    `last` for a kind serves other sizes where it fits.
+    """
 
     known: dict[Hashable, GradientForms] = field(default_factory=dict)
+    last: dict[Hashable, GradientForms] = field(default_factory=dict)
 
     def of(self, call: Call) -> GradientForms:
-        return self.known.get(kind_of_call(call), USUAL) if self.known else USUAL
+        if not self.known:
+            return USUAL
+        kind = kind_of_call(call)
+        if (known := self.known.get((kind, sizes_of_call(call)))) is not None:
+            return known
+        return self.last.get(kind, USUAL).for_other_sizes(call.tensors)
 
     def learn_from(self, call: Call, error: OtherGradientForm) -> None:
         """Note what a trace of the call has found.
@@ -84,13 +95,22 @@ class KnownGradientForms:
         """
         arguments = call.arguments
         inner = call._replace(arguments=arguments.inner) if isinstance(arguments, WrapperArguments) else call
-        self.known[kind_of_call(inner)] = self.of(inner).after(error)
+        self.learn(inner, self.of(inner).after(error))
 
     def learn_result(self, call: Call, index: int, form: GradientForm) -> None:
         """Note the gradient that arrived for a result of the call."""
-        self.known[kind_of_call(call)] = self.of(call).with_result(index, form)
+        self.learn(call, self.of(call).with_result(index, form))
+
+    def learn(self, call: Call, forms: GradientForms) -> None:
+        kind = kind_of_call(call)
+        self.known[kind, sizes_of_call(call)] = self.last[kind] = forms
 
 
 def kind_of_call(call: Call) -> Hashable:
     """Equal for calls that have the same forms of gradients; `call` has its wrappers whole."""
     return call.current_key(), WrapperLayout.of(call.tensors).key
+
+
+def sizes_of_call(call: Call) -> Hashable:
+    """The sizes of the plain tensors of a call; those of wrappers are a part of its kind, or follow from parts."""
+    return tuple(tuple(value.size()) for value in call.tensors if isinstance(value, torch.Tensor) and not is_wrapper(value))

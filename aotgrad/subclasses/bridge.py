@@ -61,6 +61,11 @@ class GradientForm:
     def key(self) -> Hashable:
         return (self.form.key, tuple((frozen_context(part.size), part.dtype, part.device) for part in self.parts))
 
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of the gradient."""
+        return self.form.size if isinstance(self.form, WrapperForm) else self.parts[0].size
+
     def numbers(self) -> Iterator[Any]:
         """The symbolic sizes and strides of the form, and the sizes of the parts."""
         yield from self.form.symbols()

@@ -65,6 +65,14 @@ class GradientForms:
         """Another gradient of a result; those of values may then be others, too."""
         return GradientForms({}, {**self.results, index: form})
 
+    def for_other_sizes(self, values: Sequence[Any]) -> GradientForms:
+        """What also holds for values of other sizes; of results, which are not known yet, those without dimensions."""
+        own = {k: form for k, form in self.values.items() if form.size == tuple(values[k].size())}
+        results = {k: form for k, form in self.results.items() if form.size == ()}
+        if len(own) == len(self.values) and len(results) == len(self.results):
+            return self
+        return GradientForms(own, results)
+
 
 FLAT_NUMBERS = (int, float, *SYMBOLIC_NUMBERS)
 

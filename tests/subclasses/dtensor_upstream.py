@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import ones as ones_of_shards
 from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.distributed.tensor.placement_types import _StridedShard
@@ -16,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.subclasses.catalogue import Program, run_module
 from tests.subclasses.dtensor_programs import S0, S1, P, R, by_layers, line, placed, redistributed, square
-from tests.subclasses.programs import outcome, plain, two
-from tests.subclasses.upstream_programs import from_first
+from tests.subclasses.programs import described, outcome, plain, two
+from tests.subclasses.upstream_programs import from_first, over
 
 
 def then(after: Callable[..., torch.Tensor]) -> Callable:
@@ -158,6 +159,20 @@ def indices(*values: int) -> Any:
     return DTensor.from_local(torch.tensor(values), line(), R, run_check=False)
 
 
+def around_a_break(x):
+    y, mesh = x * 2, square()["tp"]
+    placements = y.placements
+    torch._dynamo.graph_break()
+    made = DTensor.from_local(y.to_local().sin(), mesh, placements, run_check=False)
+    return made.to_local() * y.device_mesh.size()
+
+
+def asked(function: Callable, arguments: list[Any]) -> Any:
+    """A run whose other results are a placement and a mesh."""
+    result, placement, mesh = function(*arguments)
+    return [described(result), placement, mesh == line()]
+
+
 to_two = local_map(
     lambda x, y: (x.sin() @ y, y.sum(0)), out_placements=(list(S0), list(R)), in_placements=(list(S0), list(R))
 )
@@ -277,6 +292,32 @@ UPSTREAM: dict[str, tuple] = {
     "mapped and moved": (moved, lambda: [placed(8, 4, on=R), placed(4, 3, on=R, seed=1)]),
     "mapped, placements of gradients": (with_gradients_of, lambda: [placed(2, 4), placed(4, 3, on=R, seed=1)]),
     "over TwoTensor, symbolic sizes": (lambda x: x.sin() * x.shape[0], list, over_two, True),
+    "with ones made inside": (
+        lambda x: x * ones_of_shards(8, 4, dtype=torch.float64, device_mesh=line(), placements=S0),
+        lambda: [placed(2, 4)],
+    ),
+    "placements and a mesh over a graph break": (around_a_break, lambda: [placed(2, 4)]),
+    "a placement and the mesh are results": (
+        lambda x: (x * 2, x.placements[0], x.device_mesh),
+        lambda: [placed(2, 4)],
+        asked,
+    ),
+    "from local, another size in each call": (
+        lambda x: DTensor.from_local(x, line(), S0, run_check=False) * 2,
+        list,
+        over(lambda n: [plain(n, 4)], 2, 3, 5, 2),
+    ),
+    "from local, symbolic sizes": (
+        lambda x: DTensor.from_local(x, line(), S0, run_check=False) * x.shape[0],
+        list,
+        over(lambda n: [plain(n, 4)], 2, 3, 5, 2),
+        True,
+    ),
+    "from local, losses of several sizes": (
+        lambda x: DTensor.from_local(x, line(), S0, run_check=False).square().mean(),
+        list,
+        over(lambda n: [plain(n, 4)], 2, 3, 5),
+    ),
     "of no gradient beside one": (lambda x, y: x * y.detach() + y, lambda: [placed(2, 4), placed(8, 4, on=R, seed=1)]),
 }
 

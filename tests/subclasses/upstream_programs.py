@@ -202,6 +202,12 @@ class Wraps(torch.autograd.Function):
         return gradient.a + gradient.b
 
 
+def plain_gradients(*sizes: int) -> Callable:
+    """A run with plain tensors of these sizes, whose backwards get plain gradients."""
+    run = with_gradient(lambda y: torch.ones(y.shape, dtype=y.dtype))
+    return lambda function, arguments: [run(function, [plain(size)]) for size in sizes]
+
+
 class Unwraps(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -338,6 +344,16 @@ TWO: dict[str, tuple] = {
     "a gradient inside": (gradient_inside, lambda: [two(3)]),
     "stacked choice": (lambda x, y: torch.stack([torch.where(x > y, x, y), x], 1), lambda: [two(3), two(3, seed=4)]),
     "einsum": (lambda x, y: torch.einsum("ij,kj->ik", x, y), lambda: [two(3, 4), plain(2, 4)], outcome, True),
+    "made by an autograd function, plain gradients of several sizes": (
+        lambda x: Wraps.apply(x).sin(),
+        list,
+        plain_gradients(2, 3, 5, 2),
+    ),
+    "a plain one with wrapped gradients of several sizes": (
+        lambda x, y: x * y,
+        list,
+        over(lambda n: [plain(n, 3), two(3)], 2, 4, 5, 2),
+    ),
     "made inside": (lambda x: TwoTensor(x, x.cos()) * x.shape[0], list, over(lambda n: [ones(n, 4)], 3, 5), True),
 }
 
