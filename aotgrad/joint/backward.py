@@ -26,6 +26,7 @@ from aotgrad.errors import CaptureError
 from aotgrad.graph import op_table
 from aotgrad.graph.autograd_nodes import autograd_nodes
 from aotgrad.graph.collectives import RunsBetween
+from aotgrad.graph.dependents import dependents_of
 from aotgrad.ir import (
     BackwardSegment,
     Capture,
@@ -125,6 +126,8 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, cuts: Cuts = UNCUT)
         inputs=(*primals, *backward.tangents), outputs=(*(result.slot for result in results), *gradients)
     )
     capture.trace.graph.output([*(result.node for result in results), *backward.gradients.values()])
+    if len(backward.segments) > 1:
+        _read_sizes_before_tangents(capture.trace.graph, map(capture.trace.node_of, backward.tangents.values()))
     _tag_effects(capture.trace.graph)
     _number_collectives(capture.trace.graph)
     static, mutated = static_inputs(capture), mutated_inputs(capture, meta)
@@ -149,6 +152,29 @@ def build_joint(capture: Capture, meta: ViewAndMutationMeta, cuts: Cuts = UNCUT)
 def _with_part(gradient: Gradient, primals: Sequence[Primal]) -> Gradient:
     """The gradient, whose primal says which part of which argument it belongs to."""
     return replace(gradient, of=primals[gradient.of.index]) if isinstance(gradient.of, Primal) else gradient
+
+
+READS_OF_SIZES = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int)
+
+
+def _read_sizes_before_tangents(graph: fx.Graph, tangents: Iterable[fx.Node]) -> None:
+    """Take sizes from what does not depend on tangents, where something has them: a segment has its own tangents only."""
+    dependent = dependents_of(tangents)
+    numbers: dict[Any, fx.Node] = {}
+    places: dict[Any, tuple[fx.Node, int]] = {}
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node not in dependent:
+            if isinstance(value, torch.SymInt):
+                numbers.setdefault(torch_compat.expression_of(value), node)
+            elif node.op == "placeholder" and isinstance(value, torch.Tensor):
+                for dim, size in enumerate(value.size()):
+                    places.setdefault(torch_compat.expression_of(size), (node, dim))
+        elif node.target in READS_OF_SIZES and (expression := torch_compat.expression_of(value)) in numbers:
+            node.replace_all_uses_with(numbers[expression])
+            graph.erase_node(node)
+        elif node.target in READS_OF_SIZES and expression in places:
+            node.target, node.args = torch.ops.aten.sym_size.int, places[expression]
 
 
 def _tag_effects(graph: fx.Graph) -> None:

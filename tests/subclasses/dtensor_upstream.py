@@ -313,6 +313,12 @@ UPSTREAM: dict[str, tuple] = {
         over(lambda n: [plain(n, 4)], 2, 3, 5, 2),
         True,
     ),
+    "from local, a result and its loss, symbolic sizes": (
+        lambda x, w: (y := DTensor.from_local(x, line(), S0, run_check=False) @ w, y.square().mean()),
+        list,
+        over(lambda n: [plain(n, 4), placed(4, 3, on=R)], 2, 3),
+        True,
+    ),
     "from local, losses of several sizes": (
         lambda x: DTensor.from_local(x, line(), S0, run_check=False).square().mean(),
         list,
