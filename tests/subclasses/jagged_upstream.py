@@ -11,6 +11,7 @@ from torch import nn
 from torch.nested import nested_tensor_from_jagged as from_jagged
 from torch.nested._internal.nested_tensor import nested_from_padded
 from torch.nested._internal.nested_tensor import nested_view_from_values_offsets as view_from_offsets
+from torch.utils.checkpoint import checkpoint
 
 from tests.subclasses.catalogue import Program
 from tests.subclasses.jagged_programs import beside, from_a_seed, jagged, with_given_maximum, with_one_backward
@@ -117,6 +118,56 @@ def padded_and_back(x):
     return nested_from_padded(padded, x.offsets(), ragged_idx=1, sum_S=x.values().shape[0])
 
 
+def used_together(operation: Callable) -> Callable:
+    """A run in which an eager op takes the results and the arguments: it finds whether they share their ragged size."""
+
+    def run(function: Callable, arguments: list[Any]) -> Any:
+        result = operation(function(*arguments), arguments)
+        result.values().sum().backward()
+        return [described(result), [described(leaf.grad) for leaf in arguments]]
+
+    return run
+
+
+def offsets_of(lengths: torch.Tensor) -> torch.Tensor:
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def two_of_lengths(values, lengths):
+    offsets = offsets_of(lengths)
+    return from_jagged(values * 2, offsets), from_jagged(values * 3, offsets)
+
+
+def with_offsets(values, lengths):
+    offsets = offsets_of(lengths)
+    return from_jagged(values * 2, offsets), offsets
+
+
+def of_known_lengths(function: Callable, arguments: list[Any]) -> Any:
+    batches = [plain(sum(lengths), 4).detach().split(lengths) for lengths in ([2, 3, 4], [2, 3, 6], [3, 4, 2])]
+    made = [torch.nested.nested_tensor(list(batch), layout=torch.jagged, requires_grad=True) for batch in batches]
+    return [with_one_backward(function, [each]) for each in made]
+
+
+def put(x):
+    x[torch.tensor([0, 1, 2]), torch.tensor([0, 2, 1]), torch.tensor([0, 0, 0])] = 1.0
+    return x * 2
+
+
+class Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x + 1, x * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first + second
+
+
+def recomputed(x):
+    return checkpoint(padded_and_back, x, use_reentrant=False)
+
+
 def change_values(x):
     x.values().mul_(2)
     return x + 1
@@ -156,10 +207,35 @@ MADE: dict[str, tuple] = {
         lambda v, o: (from_jagged(y := v.sin(), o), from_jagged(y, o.clone())),
         lambda: [plain(10, 5), offsets()],
     ),
+    "of a dense one": (lambda v: torch.nested.as_nested_tensor(v, layout=torch.jagged) * 2, lambda: [plain(3, 4, 2)]),
+    "of pieces": (
+        lambda v, starts, n: torch.nested.narrow(v, 1, starts, n, layout=torch.jagged) * 2,
+        lambda: [plain(3, 5, 4).detach(), torch.tensor([0, 1, 0]), torch.tensor([3, 2, 4])],
+    ),
+    "with another ragged dimension": (
+        lambda v, o: from_jagged(v * 2, o, jagged_dim=2).sin(),
+        lambda: [plain(4, 10, 2), offsets()],
+    ),
+    "with holes": (
+        lambda v, o, n: from_jagged(v * 2, o, n).sin(),
+        lambda: [plain(10, 4), offsets(), torch.tensor([1, 3, 2])],
+    ),
+    "beside its values and offsets": (
+        lambda x, v, o: from_jagged(v * 2, o) + from_jagged(v * 3, o) + x,
+        lambda: [from_jagged(v := plain(10, 5), o := offsets()), v, o],
+    ),
     "of its values": (lambda x: from_jagged(x.values() * 2, x.offsets()), lambda: [jagged()]),
 }
 
 OPS: dict[str, tuple] = {
+    "put at an index": (put, lambda: [jagged(requires_grad=False)]),
+    "one of two results of a function": (lambda x: Pair.apply(x)[0].sin(), lambda: [jagged()]),
+    "padded and back, recomputed": (recomputed, lambda: [jagged()]),
+    "attention within rows": (
+        nn.functional.scaled_dot_product_attention,
+        lambda: [(q := jagged(width=(3, 4))), beside(q, 1, requires_grad=False), beside(q, 2, requires_grad=False)],
+    ),
+    "permuted": (lambda x: x.permute(0, 2, 1, 3), lambda: [jagged(width=(2, 3))]),
     "beside ones": (beside_ones, lambda: [jagged()]),
     "over their lengths": (over_lengths, lambda: [jagged()]),
     "padded and summed": (lambda x: torch.nested.to_padded_tensor(x, 0.0, (3, 6, 4)).sin().sum(1), lambda: [jagged()]),
@@ -220,6 +296,12 @@ def jagged_upstream() -> Iterator[Program]:
     made = {f"made {name}": program for name, program in MADE.items()}
     for name, (function, arguments, *dynamic) in (*made.items(), *OPS.items()):
         yield make(name, function, arguments, with_one_backward, *dynamic)
+    of_lengths = lambda: [plain(9, 4), torch.tensor([2, 3, 4])]  # noqa: E731
+    multiplied = used_together(lambda results, _: results[0] * results[1])
+    yield make("two of made offsets, used together", two_of_lengths, of_lengths, multiplied)
+    beside_result = used_together(lambda results, arguments: results[0] * from_jagged(arguments[0], results[1]))
+    yield make("made offsets are a result", with_offsets, of_lengths, beside_result)
+    yield make("the largest length asked", lambda x: x.sin() * x._get_max_seqlen(), list, of_known_lengths)
     for name, view in VIEWS.items():
         yield make(f"argument, a {name}", lambda x: x.sin(), list, of_view(view), True)
     yield make("of rows", lambda x, y: (x + y).sin().cos(), rows, of_rows)
