@@ -420,8 +420,15 @@ class FlatModule:
         fakes = layout.parts_of(self.fakes)
         flat = zip(layout.origins, fakes, layout.parts_by_argument(), strict=True)
         paths = [*lifted.paths(), *torch_compat.paths_of_placeholders(lifted.module), *[None] * len(self.args)]
-        hints = [InputHint(bool(static[k]), fake=fake, part=part, path=paths[k]) for k, fake, part in flat]
+        used = self.used()
+        hints = [InputHint(bool(static[k]), fake=fake, part=part, path=paths[k], is_used=used[k]) for k, fake, part in flat]
         return Source(run_flat, self.distinct, dedupe.enter(hints))
+
+    def used(self) -> list[bool]:
+        """Whether each input is used for more than its size. Placeholders of one tensor are one input."""
+        known = torch_compat.used_placeholders(self.lifted.module) or [True] * len(self.args)
+        used = {*map(id, self.tensors), *(id(arg) for arg, is_used in zip(self.args, known, strict=True) if is_used)}
+        return [id(value) in used for value in (*self.tensors, *self.args)]
 
     def after(self, error: OtherGradientForm | WrappedGradient) -> FlatModule:
         """The module for another trace, with the form of a gradient that the last trace has found.

@@ -14,7 +14,6 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.analysis.views import AS_STRIDED, chain_from
-from aotgrad.graph import op_table
 from aotgrad.graph.geometry import Geometry, may_overlap_itself
 from aotgrad.ir import Capture, InputState, MemberInput, MutationType, SyntheticBase, TensorInput
 
@@ -81,20 +80,6 @@ class Change:
         """The geometry after the call; that of the traced value may differ if data was mutated, too."""
         with torch_compat.hidden_tracing_modes(), torch.no_grad():
             return Geometry.of(torch_compat.with_recorded_views(self.argument, self.spec.fake, skipped=self.before.views))
-
-    @property
-    def is_of_a_used_input(self) -> bool:
-        """Whether the call changes, reads, returns or hooks the input. Its size alone does not count."""
-        capture, argument = self.capture, self.argument
-        named = [capture.arguments[hook.index] for hook in capture.hooks] + [value for _, value in capture.joins]
-        return (
-            self.is_member
-            or self.version_bumps > 0
-            or self.mutation is not MutationType.NONE
-            or self.index in capture.assigned.keys() | capture.new_leaves | capture.ended
-            or any(value is argument for value in (*capture.outputs, *named))
-            or not all(map(op_table.is_symbolic_value, capture.placeholder_of(self.index).users))
-        )
 
     # -- questions of `refusals.py`
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aotgrad.analysis.changes import Change
 from aotgrad.analysis.refusals import refuse_change, refuse_moved_history, refuse_new_history_of_shared_memory
-from aotgrad.ir import Capture, InputAliasInfo, SyntheticBase
+from aotgrad.ir import Capture, InputAliasInfo, MemberInput, SyntheticBase
 
 
 def analyze_inputs(capture: Capture) -> tuple[InputAliasInfo | None, ...]:
@@ -31,5 +31,5 @@ def analyze_input(capture: Capture, index: int) -> InputAliasInfo | None:
         version_bumps=change.version_bumps,
         requires_grad_after=change.argument.requires_grad,
         geometry=change.geometry if change.mutation.metadata else None,
-        is_used=change.is_of_a_used_input,
+        is_used=isinstance(change.spec, MemberInput) or change.spec.is_used,
     )

@@ -66,6 +66,7 @@ def _input_spec(mode: FakeTensorMode, index: int, arg: Any, hint: InputHint, fak
             is_forbidden_after_a_write=torch_compat.is_forbidden_after_a_write(arg),
             part=hint.part,
             path=hint.path,
+            is_used=hint.is_used,
         )
     if isinstance(arg, SYMBOLIC_NUMBERS):
         return SymInput(name, arg)

@@ -30,6 +30,7 @@ class InputHint:
         fake: its fake, if there is one already.
         part: which part of which argument it is, if the argument is a wrapper subclass: `"argument 0.a"`.
         path: its name in a module, `"layers.0.weight"`.
+        is_used: the function is not known to read only its size.
     """
 
     static: bool = False
@@ -37,6 +38,7 @@ class InputHint:
     fake: torch.Tensor | None = None
     part: str = ""
     path: str | None = None
+    is_used: bool = True
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class TensorInput:
         is_view_of_leaf: it is a view of a leaf that requires grad; eager refuses to change it in place.
         is_converted_view: it is a view with another dtype, or a conjugated one.
         is_forbidden_after_a_write: it is a view that autograd refuses to use after a write to its base.
-        part, path: see `InputHint`.
+        part, path, is_used: see `InputHint`.
     """
 
     name: str
@@ -63,6 +65,7 @@ class TensorInput:
     is_forbidden_after_a_write: bool = field(default=False, kw_only=True)
     part: str = field(default="", kw_only=True)
     path: str | None = field(default=None, kw_only=True)
+    is_used: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True)

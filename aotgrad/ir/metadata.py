@@ -41,7 +41,7 @@ class InputAliasInfo:
         version_bumps: by how much eager raises its version counter.
         geometry: size, stride and storage offset after a metadata mutation.
         changed_later: a backward changes its data.
-        is_used: the call does more with it than to read its size.
+        is_used: see `InputHint`.
     """
 
     mutation: MutationType

@@ -593,7 +593,7 @@ class CutBackward:
         if isinstance(target, Primal):
             for primal, part in self.joins.ends_of(target, gradient):
                 self.collected.setdefault((segment, primal), []).append(part)
-            return None
+            return zeros_for_function(edge[0], gradient)
         if isinstance(target, SegmentBoundary) and torch_compat.is_wrapper_subclass(gradient):
             target = SegmentBoundary(target.index, segment, term=self.wrappers_at(segment, target))
         self.collected.setdefault((segment, target), []).append(gradient)
@@ -622,6 +622,12 @@ class CutBackward:
             for term, value in enumerate(values):
                 found.update({Gradient(to, segment, term): part for to, part in passed_on(target, value)})
         return found
+
+
+def zeros_for_function(node: Any, gradient: torch.Tensor) -> torch.Tensor | None:
+    """Zeros in place of an undefined gradient of a wrapper, for a custom function: autograd would make plain zeros."""
+    needs_zeros = torch_compat.is_custom_node(node) and torch_compat.is_wrapper_subclass(gradient)
+    return torch.zeros_like(gradient) if needs_zeros and not torch_compat.keeps_undefined(node) else None
 
 
 def passed_on(target: GradientTarget, gradient: torch.Tensor) -> Iterator[tuple[GradientTarget, torch.Tensor]]:

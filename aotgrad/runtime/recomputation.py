@@ -37,10 +37,10 @@ class Recomputation:
     results: tuple[Reference, ...] = ()
     wrappers: tuple[tuple[weakref.ref[torch.Tensor], End, int], ...] = ()
 
-    def present_parts(self) -> Iterator[tuple[Any, int, torch.Tensor]]:
+    def present_parts(self) -> Iterator[tuple[torch.Tensor, Any, int, torch.Tensor]]:
         """The parts of wrapper subclasses among the results that the caller still has, with the history of the call.
 
-        Each with what the node runs that it is a result of, and its position among the results of this node.
+        Each with the wrapper, what the node runs that it is a result of, and its position among the results of this node.
         """
         for reference, end, version in self.wrappers:
             wrapper = reference()
@@ -49,7 +49,7 @@ class Recomputation:
             edges = edges_of_parts(wrapper, end.form.count)
             own = [(k, node, output) for k, (node, output) in edges if getattr(node, "recomputation", None) is self]
             parts = take_apart(end.sized_as(wrapper), wrapper) if own else ()
-            yield from ((node.backward, output, parts[k]) for k, node, output in own)
+            yield from ((wrapper, node.backward, output, parts[k]) for k, node, output in own)
 
     def present_results(self) -> Iterator[tuple[int, torch.Tensor]]:
         """The results, by position, that the caller still has, and that have the history of the call."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -121,6 +122,7 @@ class End:
         is_traced: the trace is running.
         is_leaf, is_parameter: of an argument.
         is_changed: an argument after its change.
+        is_passage: a result, or a changed argument, through which gradients of other results pass.
         in_calls: in a trace, the end of the result in calls.
         numbers: the sizes and strides of an argument and its parts, if some are symbolic: what `carried` may depend on.
     """
@@ -136,6 +138,7 @@ class End:
     is_leaf: bool = False
     is_parameter: bool = False
     is_changed: bool = False
+    is_passage: bool = False
     in_calls: End | None = None
     numbers: tuple[Any, ...] = ()
 
@@ -217,6 +220,7 @@ class TakeApart(torch.autograd.Function):
     def forward(ctx: Any, end: End, wrapper: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.end = end
+        ctx.passed = weakref.ref(wrapper) if end.is_passage else None
         own = parts_of(end.form, wrapper)
         parts = [torch_compat.part_with_version(part, wrapper) for part in own]
         fixed = parts  # a part of the wrapper itself, as the offsets of a nested tensor, must not get a history

@@ -22,7 +22,7 @@ import torch
 
 from aotgrad import torch_compat
 from aotgrad.graph.symbols import values_of_symbols
-from aotgrad.runtime.autograd import is_segment
+from aotgrad.runtime.autograd import is_same_call, is_segment
 from aotgrad.slots import ReturnedWrapper
 from aotgrad.subclasses.bridge import (
     Assemble,
@@ -151,7 +151,8 @@ class Passage:
             raise OtherGradientForm(result.index, found, of_result=not result.is_changed)
         carried = None if found.matches(taker.usual) else found.with_fixed_sizes()
         form = found.form if carried is None else carried.form
-        return cls(result, replace(result, name=f"{result.name}, passed on", carried=carried, gradient=form), view)
+        name = f"{result.name}, passed on"
+        return cls(result, replace(result, name=name, carried=carried, gradient=form, is_passage=True), view)
 
     @property
     def count(self) -> int:
@@ -243,6 +244,22 @@ def passed_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[in
             return made
     result = running.passed[end.index] = assembled_result(end, values, numbers)
     return result
+
+
+def passed_results(node: Any) -> Iterator[torch.Tensor]:
+    """The results of a call that gradients pass behind a node of it, as far as the caller still has them."""
+    left: list[Any] = [node]
+    seen: set[Any] = set()
+    while left:
+        behind = left.pop()
+        if behind in seen or behind is None:
+            continue
+        seen.add(behind)
+        is_passage = is_taker(behind) and behind.end.is_passage
+        if is_passage and (result := behind.passed()) is not None:
+            yield result
+        if is_passage or assembles_argument(behind) or (is_segment(behind) and is_same_call(behind, node)):
+            left += torch_compat.next_nodes(behind)
 
 
 @contextlib.contextmanager

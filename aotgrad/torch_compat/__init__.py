@@ -108,6 +108,7 @@ from aotgrad.torch_compat.autograd import (
     install_hooks_of_leaf,
     is_awaited,
     is_custom_node,
+    is_hooked,
     is_node_of,
     is_only_accumulated,
     is_parameter,
@@ -128,6 +129,7 @@ from aotgrad.torch_compat.autograd import (
     raise_second_backward,
     release_saved_tensors,
     report_backwards,
+    running_node,
     saved_by_function,
     saved_by_node,
     saved_tensors,
@@ -236,6 +238,7 @@ from aotgrad.torch_compat.dynamo import (
     tracing_context,
     uncompiled_function,
     unwrapped_by_dynamo,
+    used_placeholders,
 )
 from aotgrad.torch_compat.expressions import (
     assumed_value,

@@ -46,6 +46,11 @@ def pop_hooks(tensor: torch.Tensor) -> list[Callable]:
     return _emptied(tensor._backward_hooks)
 
 
+def is_hooked(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has a hook on its gradient, or retains it."""
+    return bool(tensor._backward_hooks) or tensor.retains_grad
+
+
 def was_hooked(tensor: torch.Tensor) -> bool:
     """Whether a new gradient hook joins an earlier one, also if the tensor's history has changed in between."""
     if _HOOKS_STAY_BEHIND and tensor._backward_hooks is not None:
@@ -152,9 +157,14 @@ def next_nodes(node: Any) -> tuple[Any, ...]:
     return tuple(function for function, _ in node.next_functions)
 
 
+def running_node() -> Any:
+    """The autograd node that runs in this thread, or `None`."""
+    return torch._C._current_autograd_node()
+
+
 def edges_of_running_node() -> tuple[Any, ...]:
     """`next_nodes` of the node that runs in this thread."""
-    return next_nodes(torch._C._current_autograd_node())
+    return next_nodes(running_node())
 
 
 def sequence_nr_of_running_node() -> int | None:

@@ -277,6 +277,12 @@ def paths_of_placeholders(graph: torch.nn.Module) -> list[str | None]:
     return [path_in_source(dynamo_source(node)) for node in nodes]
 
 
+def used_placeholders(graph: torch.nn.Module) -> list[bool]:
+    """Whether each placeholder of Dynamo's graph is used for more than its size, as the part of a wrapper may not be."""
+    nodes = graph.graph.find_nodes(op="placeholder") if isinstance(graph, torch.fx.GraphModule) else ()
+    return [any(user.target is not torch.ops.aten.sym_size.int for user in node.users) for node in nodes]
+
+
 def path_in_source(source: str | None) -> str | None:
     """The name of a parameter or buffer that Dynamo reads from a module; `None` for anything else.
 

@@ -30,6 +30,7 @@ from aotgrad.joint.segments import Edge
 from aotgrad.passes.known_values import KnownValues
 from aotgrad.pipeline import Executable, Stages
 from aotgrad.plan_cache.arguments import Arguments
+from aotgrad.runtime.autograd import is_segment
 from aotgrad.runtime.recomputation import (
     NO_INNER_GRADIENTS,
     Gradients,
@@ -39,7 +40,7 @@ from aotgrad.runtime.recomputation import (
     SavedValues,
 )
 from aotgrad.slots import ForwardResult, ReturnedView
-from aotgrad.subclasses.passages import TracedView
+from aotgrad.subclasses.passages import TracedView, passed_results
 from aotgrad.torch_compat import OpSettings
 from aotgrad.transforms.captured_function import CapturedFunction, InnerUse, positions_of_tensors, root_of_tangent
 from aotgrad.transforms.derived import DerivedFunction
@@ -48,6 +49,25 @@ from aotgrad.transforms.inner_values import find_inner_values
 from aotgrad.transforms.plans import DerivedPlans, PlannedCall
 from aotgrad.transforms.rerun_graph import GradientEntry, RerunGraph, edge_of_entry, entry_of
 from aotgrad.transforms.vmap import CompiledBatches
+
+
+def reject_hooks_of_bypassed(passing: Collection[int]) -> None:
+    """Raise if terms of second order bypass a tensor subclass among the results that has a hook, in the running node.
+
+    Args:
+        passing: the `id`s of those that they pass.
+
+    Raises:
+        HigherOrderError
+    """
+    node = torch_compat.running_node()
+    for result in passed_results(node) if is_segment(node) else ():
+        if id(result) not in passing and torch_compat.is_hooked(result):
+            raise HigherOrderError(
+                f"a gradient of a gradient passes a result that is a {type(result).__name__} and has a hook (or "
+                "retain_grad), which would not see its terms of second order: the result is a view, or its gradient has "
+                "another form; return a clone() of the view, or remove the hook before the gradient of the gradient"
+            )
 
 
 @dataclass(frozen=True)
@@ -79,15 +99,16 @@ class CompiledVjp:
         inner: InnerGradients = NO_INNER_GRADIENTS,
     ) -> Gradients:
         use = InnerUse.of(inner)
-        results = {} if use.is_last else dict(call.present_results())
-        parts = {} if use.is_last else self.present_parts(call)
-        if parts and segment not in self.bypassing:
-            try:
-                present = dict(sorted({**results, **parts}.items()))
-                return self.gradients(segment, call, saved, tangents, wanted, inner, present)
-            except OtherFormAtResult:
-                self.bypassing.add(segment)
-        return self.gradients(segment, call, saved, tangents, wanted, inner, results)
+        if use.is_last:
+            return self.gradients(segment, call, saved, tangents, wanted, inner, {})
+        passing, parts = self.present_parts(call) if segment not in self.bypassing else (set(), {})
+        reject_hooks_of_bypassed(passing)
+        present = dict(sorted({**dict(call.present_results()), **parts}.items()))
+        try:
+            return self.gradients(segment, call, saved, tangents, wanted, inner, present)
+        except OtherFormAtResult:
+            self.bypassing.add(segment)
+            return self(segment, call, saved, tangents, wanted, inner)
 
     def gradients(
         self,
@@ -113,11 +134,14 @@ class CompiledVjp:
         with self.settings_of(call):
             return self.run(prepared, call, others)
 
-    def present_parts(self, call: Recomputation) -> dict[int, torch.Tensor]:
-        """The parts of wrapper subclasses among the results that the caller still has, by position."""
-        places, parts = self.function.result_of_output, call.present_parts()
-        found = ((places.get((backward.segment, output)), part) for backward, output, part in parts)
-        return {position: part for position, part in found if position is not None}
+    def present_parts(self, call: Recomputation) -> tuple[set[int], dict[int, torch.Tensor]]:
+        """The `id`s of wrapper subclasses among the results that the caller still has, and their parts by position."""
+        places, passing, parts = self.function.result_of_output, set[int](), dict[int, torch.Tensor]()
+        for wrapper, backward, output, part in call.present_parts():
+            if (position := places.get((backward.segment, output))) is not None:
+                passing.add(id(wrapper))
+                parts[position] = part
+        return passing, parts
 
     def run(self, prepared: PreparedVjp, call: Recomputation, others: Sequence[Any]) -> Gradients:
         """The gradients, with the settings of the call. `others` are the arguments of the vjp after the inputs."""

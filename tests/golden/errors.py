@@ -1779,6 +1779,15 @@ def gradient_through_a_changed_argument_of_an_island():
 
 
 @error_case
+def gradient_of_a_gradient_past_a_hook():
+    """A returned view of a tensor subclass has a hook, and a gradient of a gradient passes it."""
+    x = TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_()
+    y, z = aotgrad.aot_function(lambda x: (y := x.view(3, 1), y.sin()), aotgrad.nop)(x)
+    y.register_hook(lambda gradient: gradient * 2)
+    torch.autograd.grad(z.sum(), x, create_graph=True)
+
+
+@error_case
 def island_with_a_tensor_of_the_function():
     """A function that is not traced closes over a traced tensor."""
 

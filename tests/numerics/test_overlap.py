@@ -325,19 +325,6 @@ def test_a_pattern_is_compiled_once(halves) -> None:
     assert len(under_test.plans()) <= 3
 
 
-def changed_by_a_size(x, y):
-    return x.mul_(y.shape[0]) * x
-
-
-@pytest.mark.parametrize("other", [lambda x: x[1:], lambda x: x.detach()], ids=["a part", "detached"])
-@pytest.mark.parametrize("make", [plain, non_leaf])
-def test_an_input_that_only_tells_its_size_shares_no_memory(halves, make, other) -> None:
-    called = aotgrad.aot_function(changed_by_a_size, halves, dynamic=True)
-    for count in (3, 5, 8):
-        assert_like_eager(changed_by_a_size, lambda count=count: ((x := make(count)), other(x)), called, compilations=None)
-    assert len(called.plans()) == 1
-
-
 @pytest.mark.parametrize("used", range(3))
 def test_what_does_not_overlap_has_a_backward_of_its_own(halves, used: int) -> None:
     """`None` for the inputs that an output does not depend on, and no call of their hooks."""

@@ -13,6 +13,7 @@ from torch.distributed.tensor import Partial
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotgrad
+from aotgrad.errors import HigherOrderError
 from aotgrad.subclasses.bridge import OtherGradientForm
 from tests.subclasses.dtensor_programs import P, R, four_processes, placed, redistributed
 from tests.subclasses.programs import WAYS, compiled, described, eight_bits, plain, two
@@ -378,29 +379,60 @@ def test_nothing_is_kept(way) -> None:
     assert [reference() for reference in references] == [None] * 4
 
 
+HAS_A_HOOK = "and has a hook \\(or retain_grad\\), which would not see its terms of second order"
+
+
+def watched_and_differentiated_twice(function: Callable, index: int) -> int:
+    """How often a hook of the first result runs in the second call, which knows the form of the gradient."""
+    for _ in range(2):
+        x = placed(4, 4)
+        results = function(x)
+        found = watched(results[:1])
+        (gradient,) = torch.autograd.grad(results[index].sum(), x, create_graph=True)
+        (gradient * gradient).sum().backward()
+    return len(found)
+
+
+def exponential(x):
+    y = x.exp()
+    return y, y.sin()
+
+
 @pytest.mark.xfail(strict=True, reason="terms of second order do not pass a result with carriers (docs/limits.md)")
 @with_eager_halves
 def test_a_gradient_of_a_gradient_passes_a_result_with_carriers(way) -> None:
     with four_processes():
-        ours = compiled(lambda x: (y := x.exp(), y.sin()), way)
-        for _ in range(2):  # the second call knows the form of the gradient
-            x = placed(4, 4)
-            y, _ = ours(x)
-            found = watched([y])
-            (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-            (gradient * gradient).sum().backward()
-        assert len(found) == 2
+        assert watched_and_differentiated_twice(compiled(exponential, way), 0) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="terms of second order do not pass a view (docs/limits.md)")
 @with_eager_halves
-def test_a_gradient_of_a_gradient_passes_a_view(way) -> None:
+def test_a_gradient_of_a_gradient_and_a_hook_of_a_result_with_carriers(way) -> None:
+    with four_processes(), pytest.raises(HigherOrderError, match=HAS_A_HOOK):
+        function = compiled(exponential, way)
+        watched_and_differentiated_twice(function, 0)
+        watched_and_differentiated_twice(function, 1)
+
+
+def gradient_through_a_view(function: Callable, watch: Callable) -> Any:
     x = two(3)
-    y, z = compiled(view_of_argument, way)(x)
-    found = watched([y])
+    y, z = function(x)
+    watch(y)
     (gradient,) = torch.autograd.grad(z.sum(), x, create_graph=True)
     (gradient * gradient).sum().backward()
-    assert len(found) == 2
+    return seen(x.grad)
+
+
+@with_eager_halves
+def test_a_gradient_of_a_gradient_and_a_view(way) -> None:
+    found, expected = (gradient_through_a_view(f, seen) for f in (compiled(view_of_argument, way), view_of_argument))
+    assert found == expected
+
+
+@with_eager_halves
+@pytest.mark.parametrize("watch", [lambda y: y.retain_grad(), lambda y: watched([y])], ids=["retained", "hook"])
+def test_a_gradient_of_a_gradient_and_a_hook_of_a_view(way, watch) -> None:
+    with pytest.raises(HigherOrderError, match=HAS_A_HOOK):
+        gradient_through_a_view(compiled(view_of_argument, way), watch)
 
 
 @pytest.mark.xfail(strict=True, reason="gradients do not pass a view of a plain tensor (docs/limits.md)")

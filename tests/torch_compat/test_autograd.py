@@ -142,6 +142,7 @@ class Watching(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         edges = compat.edges_of_running_node()
+        assert compat.next_nodes(compat.running_node()) == edges
         assert compat.sequence_nr_of_running_node() == compat.node_sequence_nr(ctx)
         saved = ctx.saved_tensors
         compat.release_saved_tensors(ctx)
@@ -408,6 +409,15 @@ def test_a_hook_goes_where_the_first_one_is():
     view.register_hook(seen.append)
     view.sum().backward()
     assert goes_there == (seen == [])
+
+
+def test_hooks_of_a_tensor():
+    plain, hooked, retained = (torch.ones(2, requires_grad=True).sin() for _ in range(3))
+    handle = hooked.register_hook(id)
+    retained.retain_grad()
+    assert list(map(compat.is_hooked, (plain, hooked, retained))) == [False, True, True]
+    handle.remove()
+    assert not compat.is_hooked(hooked) and compat.running_node() is None
 
 
 def test_a_hook_of_a_leaf_goes_where_the_first_one_is():

@@ -366,3 +366,11 @@ def test_the_path_of_a_parameter_in_its_module():
         torch.compile(torch.nn.Sequential(torch.nn.Linear(2, 2)), backend=backend)(torch.ones(2))
     assert set(paths) == {"0.weight", "0.bias", None}
     assert compat.paths_of_placeholders(torch.nn.Linear(2, 2)) == []
+
+
+def test_what_tells_its_size_only():
+    graph = torch.fx.Graph()
+    x, y, _ = (graph.placeholder(name) for name in "xyz")
+    graph.output((x, graph.call_function(torch.ops.aten.sym_size.int, (y, 0))))
+    assert compat.used_placeholders(torch.fx.GraphModule({}, graph)) == [True, False, False]
+    assert compat.used_placeholders(torch.nn.Linear(2, 2)) == []
