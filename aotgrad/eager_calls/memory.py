@@ -151,7 +151,7 @@ class Alias:
         root: its position among the arguments and the new tensors.
         form, offset: the form, `None` for the root `ITSELF`, and the bytes by which it starts behind the root.
         has_history: whether a `VIEW` was not made under `no_grad`.
-        view: of a `VIEW`: how to make it, see `torch_compat.model_of_view`.
+        view: of a `VIEW`: how to make it, see `torch_compat.ops_of_view`.
     """
 
     root: int
@@ -170,7 +170,7 @@ class Alias:
             kind = AliasKind.VIEW
         else:
             kind = AliasKind.DETACHED if torch_compat.share_version(value, root) else AliasKind.DATA
-        view = torch_compat.model_of_view(value) if kind is AliasKind.VIEW else None
+        view = torch_compat.ops_of_view(value) if kind is AliasKind.VIEW else None
         offset = start_of(value) - start_of(root)
         has_history = kind is not AliasKind.VIEW or not torch_compat.made_under_no_grad(value)
         form = None if kind is AliasKind.ITSELF else DenseForm.of(value)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from typing import Any, Union, cast
 
 import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import UnsupportedAliasingError, UnsupportedMutationError
 from aotgrad.runtime.autograd import watch_saved
+from aotgrad.runtime.view_steps import comparable
 from aotgrad.slots import Saved
 from aotgrad.subclasses.bridge import End, GradientForm, assemble_wrapper, histories_kept, is_assembled, take_apart
 from aotgrad.subclasses.forms import form_of, inner_tensors, is_wrapper
-from aotgrad.subclasses.passages import TracedView, assembled_result, note_result
+from aotgrad.subclasses.passages import TracedView, assembled_result, note_result, shared_pieces
 
 
 @dataclass(frozen=True)
@@ -58,26 +59,47 @@ class ReplayedView:
     Attributes:
         of_argument: whether it is an argument.
         index: of the base.
-        model: such a view, of a tensor without memory.
+        ops: that make it.
         is_tracked: whether it was made with gradients on.
         end: of the view, if it has a history; then the first of its flat results stands for the view.
-        numbers: what the ops of the view take; `None` for the next one of the flat results.
-        tensors: how many tensors they take, as offsets: flat results, after the numbers.
+        numbers, tensors: how many of each the ops take: flat results.
+        pieces: numbers for calls of ops that return several views of which several are results, by position among `ops`.
     """
 
     of_argument: bool
     index: int
-    model: torch.Tensor
+    ops: tuple[torch_compat.ViewOp, ...]
     is_tracked: bool
     end: End | None
-    numbers: tuple[Any, ...]
+    numbers: int
     tensors: int
+    pieces: Mapping[int, int] = field(default_factory=dict)
 
     def replay(self, base: torch.Tensor, values: Iterator[Any]) -> torch.Tensor:
-        numbers = [next(values) if number is None else number for number in self.numbers]
-        tensors = list(values)
+        numbers = iter(list(itertools.islice(values, self.numbers)))
         with contextlib.nullcontext() if self.is_tracked else torch.no_grad():
-            return torch_compat.replayed_view(self.model, base, numbers, tensors)
+            for k, op in enumerate(self.ops):
+                base = self.view_by(k, op.of_call(numbers, values), base)
+        return base
+
+    def view_by(self, position: int, op: torch_compat.ViewOp, base: torch.Tensor) -> torch.Tensor:
+        """The view by one op. Pieces of one call share their autograd node, as in eager."""
+        if position not in self.pieces:
+            return op.view(base)
+        return shared_pieces(self.pieces[position], lambda: op.results(base))[cast(int, op.item)]
+
+    def keys_of_pieces(self, values: Sequence[Any]) -> tuple[Hashable, Mapping[int, Hashable]]:
+        """What tells the view from others, and for each op that returns several views, what tells its call.
+
+        Args:
+            values: the flat results that the ops take, in the trace.
+        """
+        numbers: Any = map(str, values[: self.numbers])
+        tensors: Any = map(id, values[self.numbers :])
+        ops: Any = comparable([op.of_call(numbers, tensors) for op in self.ops])
+        base = self.of_argument, self.index, self.is_tracked
+        calls = {k: (base, ops[:k], ops[k][:-1]) for k, op in enumerate(self.ops) if op.item is not None}
+        return (base, ops), calls
 
 
 @dataclass(frozen=True)
@@ -187,7 +209,7 @@ class Wrappers:
         self.count = len(leaves)
         self.flags = [leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)]
         leaves = [*leaves, *self.bases_of_views(leaves, arguments)]
-        self.results = [self.add_result(leaf, k, leaves, flat) for k, leaf in enumerate(leaves)]
+        self.results = with_pieces([self.add_result(leaf, k, leaves, flat) for k, leaf in enumerate(leaves)], flat)
         changes = (self.change_of(k, live, flat) for k, live in enumerate(self.live))
         self.changes = [change for change in changes if change is not None]
         self.live = []
@@ -298,7 +320,7 @@ class Wrappers:
     def assemble(self, flat: Sequence[Any], objects: Sequence[torch.Tensor]) -> list[Any]:
         """The results of the running call with these wrappers as arguments, which it changes as the function does."""
         values = iter(flat)
-        taken = [[next(values) for _ in range(count_of(result))] for result in self.results]
+        taken = values_by_result(self.results, values)
         for change in self.changes:
             own = list(itertools.islice(values, change.count))
             if not own or own[0] is not objects[change.index]:
@@ -465,8 +487,29 @@ def count_of(result: WrapperResult) -> int:
         case AssembledResult(end, symbols):
             return end.count + symbols
         case ReplayedView():
-            return (result.end is not None) + sum(number is None for number in result.numbers) + result.tensors
+            return (result.end is not None) + result.numbers + result.tensors
     return 0
+
+
+def values_by_result(results: Sequence[WrapperResult], flat: Iterator[Any]) -> list[list[Any]]:
+    """The flat results in the place of each result."""
+    return [list(itertools.islice(flat, count_of(result))) for result in results]
+
+
+def with_pieces(results: Sequence[WrapperResult], flat: Sequence[Any]) -> list[WrapperResult]:
+    """The results of a trace; views that are pieces of one call know its number. A piece may be returned twice."""
+    calls, times = defaultdict[Hashable, list[tuple[int, int]]](list), Counter[Hashable]()
+    for index, (result, own) in enumerate(zip(results, values_by_result(results, iter(flat)), strict=True)):
+        if isinstance(result, ReplayedView):
+            view, keys = result.keys_of_pieces(own[result.end is not None :])
+            for position, key in keys.items():
+                calls[key, times[view]].append((index, position))
+            times[view] += 1
+    pieces = defaultdict[int, dict[int, int]](dict)
+    for number, places in enumerate(calls.values()):
+        for index, position in places if len(places) > 1 else ():
+            pieces[index][position] = number
+    return [replace(result, pieces=pieces[k]) if k in pieces else result for k, result in enumerate(results)]
 
 
 def hides_a_change(live: LiveWrapper) -> bool:
@@ -480,14 +523,13 @@ def view_from(of_argument: bool, index: int, view: torch.Tensor) -> tuple[Replay
     if base is None or view.requires_grad != base.requires_grad:
         return None
     try:
-        model, numbers, tensors = torch_compat.model_of_view(view)
-        torch_compat.replayed_view(model, base, numbers, tensors)
+        ops, numbers, tensors = torch_compat.ops_of_view(view)
+        torch_compat.replayed_view(ops, base, numbers, tensors)
     except (RuntimeError, ValueError):  # no op of the view is known, or the subclass does not have it
         return None
-    fixed = tuple(None if isinstance(number, torch.SymInt) else number for number in numbers)
     is_tracked = not torch_compat.made_under_no_grad(view)
-    replay = ReplayedView(of_argument, index, model, is_tracked, None, fixed, len(tensors))
-    return replay, [*(number for number in numbers if isinstance(number, torch.SymInt)), *tensors]
+    replay = ReplayedView(of_argument, index, ops, is_tracked, None, len(numbers), len(tensors))
+    return replay, [*numbers, *tensors]
 
 
 def reject_views(name: str, wrapper: torch.Tensor, others: Sequence[Any]) -> None:

@@ -179,11 +179,13 @@ class RunningCall:
     Attributes:
         make: given an end and values for it, makes a view or changes an argument; `None` for the end of another result.
         passed: the results through which gradients of others pass, by index.
+        pieces: what ops have returned that make several views, of which several are results.
     """
 
     detour: Detour | None
     make: Make
     passed: dict[int, torch.Tensor] = field(default_factory=dict)
+    pieces: dict[int, Sequence[torch.Tensor]] = field(default_factory=dict)
 
     def results_behind(self, values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """The results that gradients of these tensors reach first."""
@@ -217,6 +219,14 @@ def running_call(detour: Detour | None, make: Make) -> Iterator[None]:
         yield
     finally:
         _running.reset(token)
+
+
+def shared_pieces(number: int, make_pieces: Callable[[], Sequence[torch.Tensor]]) -> Sequence[torch.Tensor]:
+    """The views of that number, which the running call makes once."""
+    known = _running.get().pieces
+    if number not in known:
+        known[number] = make_pieces()
+    return known[number]
 
 
 def assembled_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:

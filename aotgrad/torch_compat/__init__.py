@@ -706,6 +706,8 @@ from aotgrad.torch_compat.views import (
 )
 from aotgrad.torch_compat.wrapper_subclasses import (
     CACHED_PARTS,
+    Given,
+    ViewOp,
     alias_with_version,
     another_object,
     dispatches_itself,
@@ -714,7 +716,7 @@ from aotgrad.torch_compat.wrapper_subclasses import (
     is_device_mesh,
     is_opaque_value,
     is_wrapper_subclass,
-    model_of_view,
+    ops_of_view,
     other_objects,
     outside_of_modes,
     part_with_version,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+import enum
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch._library import opaque_object
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, mb_unwrap_functional_tensor
 from torch.nested._internal.nested_tensor import NestedTensor
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes, is_traceable_wrapper_subclass
 
 from aotgrad.torch_compat.fakes import fixed_nested_int
 from aotgrad.torch_compat.functional_tensors import same_functional
@@ -59,8 +60,13 @@ CACHED_PARTS = frozenset(("_min_seqlen_tensor", "_max_seqlen_tensor"))
 """What a nested tensor keeps once it is computed from the offsets; the last of its parts."""
 
 
-class _RaggedSize:
-    """Stands for the size of a nested tensor that belongs to its offsets."""
+class Given(enum.Enum):
+    """What stands for an argument of a view op that each call has for itself."""
+
+    NUMBER = enum.auto()
+    TENSOR = enum.auto()
+    RAGGED = enum.auto()
+    """The size of the nested tensor that belongs to its offsets."""
 
 
 def _is_ragged(number: Any) -> bool:
@@ -113,30 +119,109 @@ def alias_with_version(wrapper: torch.Tensor) -> torch.Tensor:
         return wrapper.detach()
 
 
-def model_of_view(view: torch.Tensor) -> tuple[torch.Tensor, list[Any], list[torch.Tensor]]:
-    """A view made by the same ops as `view`, of a base without memory, and the numbers and tensors that these ops take.
+class ViewOp(NamedTuple):
+    """One op of a view: `op(base, *args, **kwargs)`, and `[item]` where it returns a list."""
 
-    Raises:
-        RuntimeError: an op takes another wrapper, which a later call does not have.
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    item: int | None = None
+
+    def of_call(self, numbers: Iterator[Any], tensors: Iterator[torch.Tensor]) -> ViewOp:
+        """The op with the next of these numbers and tensors in their places."""
+        given = {Given.NUMBER: numbers, Given.TENSOR: tensors}
+        return self._replace(args=_changed(self.args, lambda value: next(given[value]) if value in given else value, Given))
+
+    def results(self, base: torch.Tensor) -> Any:
+        """What the op returns: a view, or a list of them."""
+        args = _changed(self.args, lambda _: _ragged_size(base), Given)
+        with torch._C.DisableTorchFunction():
+            return self.op(base, *args, **dict(self.kwargs))
+
+    def view(self, base: torch.Tensor) -> torch.Tensor:
+        return self.results(base) if self.item is None else self.results(base)[self.item]
+
+
+def _changed(values: Any, change: Callable[[Any], Any], kind: Any) -> Any:
+    """The (nested) arguments with others in place of those of this kind."""
+    if isinstance(values, (tuple, list)):
+        changed = [_changed(value, change, kind) for value in values]
+        return changed if isinstance(values, list) else tuple(changed)
+    return change(values) if isinstance(values, kind) else values
+
+
+class _ViewRecorder(TorchDispatchMode):
+    """Records the ops from a tensor without memory to its view, with the numbers and tensors that they take.
+
+    Attributes:
+        views: what the last op has returned.
+        is_list: whether it has returned a list, maybe of one.
+        others: tensors that ops take, by what stands for them.
     """
-    numbers: list[Any] = []
-    tensors: list[torch.Tensor] = []
 
-    def fixed(number: Any) -> Any:
-        numbers.append(_RaggedSize() if _is_ragged(number) else number)
-        return _ragged_size(blank) if _is_ragged(number) else hints([number])[0]
+    def __init__(self, blank: torch.Tensor) -> None:
+        super().__init__()
+        self.views, self.is_list = [blank], False
+        self.ops: list[ViewOp] = []
+        self.numbers: list[Any] = []
+        self.tensors: list[torch.Tensor] = []
+        self.others: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def noted(tensor: torch.Tensor) -> torch.Tensor:
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """What an op takes in place of a tensor."""
         if _stands_for_class(tensor):
             return tensor
         if is_wrapper_subclass(tensor):
             raise RuntimeError("an op of the view takes another wrapper, which a later call does not have")
-        tensors.append(tensor)
-        return _blank_like(tensor)
+        with outside_of_modes():
+            self.others.append((_blank_like(tensor), tensor))
+        return self.others[-1][0]
 
+    def continues(self, view: Any) -> bool:
+        """Whether a tensor is the view so far; notes which one of a list."""
+        place = next((k for k, each in enumerate(self.views) if each is view), None)
+        if place is not None and self.is_list:
+            self.ops[-1] = self.ops[-1]._replace(item=place)
+        return place is not None
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: tuple = (), kwargs: Any = None) -> Any:
+        if not args or not self.continues(args[0]):
+            return op(*args, **(kwargs or {}))
+        base, rest = args[0], args[1:]
+        self.ops.append(ViewOp(op, _changed(rest, self.noted, (torch.SymInt, torch.Tensor)), tuple((kwargs or {}).items())))
+        known = _changed(rest, lambda number: _ragged_size(base) if _is_ragged(number) else hints([number])[0], torch.SymInt)
+        result = op(base, *known, **(kwargs or {}))
+        self.is_list = isinstance(result, (tuple, list))
+        self.views = list(result) if self.is_list else [result]
+        return result
+
+    def noted(self, value: Any) -> Any:
+        """What stands for an argument."""
+        if isinstance(value, torch.SymInt):
+            if _is_ragged(value):
+                return Given.RAGGED
+            self.numbers.append(value)
+            return Given.NUMBER
+        other = next((tensor for blank, tensor in self.others if blank is value), None)
+        if other is None:
+            return value
+        self.tensors.append(other)
+        return Given.TENSOR
+
+
+def ops_of_view(view: torch.Tensor) -> tuple[tuple[ViewOp, ...], list[Any], list[torch.Tensor]]:
+    """The ops that have made a view of its base, and the symbolic numbers and the tensors that they take.
+
+    Raises:
+        RuntimeError: an op takes another wrapper, which a later call does not have, or no ops are known.
+    """
     with outside_of_modes(), torch.enable_grad(), tracked_views():
         blank = _blank_like(view._base)
-        return view._view_func_unsafe(blank, fixed, noted), numbers, tensors
+        with _ViewRecorder(blank) as recorder:
+            made = view._view_func_unsafe(blank, lambda number: number, recorder.stand_in)
+    if not recorder.continues(made):
+        raise RuntimeError("the ops that have made the view are not known")
+    return tuple(recorder.ops), recorder.numbers, recorder.tensors
 
 
 def _stands_for_class(tensor: torch.Tensor) -> bool:
@@ -160,14 +245,13 @@ def _ragged_size(nested: Any) -> Any:
 
 
 def replayed_view(
-    model: torch.Tensor, base: torch.Tensor, numbers: Sequence[Any], tensors: Sequence[torch.Tensor] = ()
+    ops: Sequence[ViewOp], base: torch.Tensor, numbers: Iterable[Any], tensors: Iterable[torch.Tensor] = ()
 ) -> torch.Tensor:
-    """The view of `base` that `model` is of its base, by ops that take these numbers and tensors."""
-    fresh = (_ragged_size(base) if isinstance(number, _RaggedSize) else number for number in numbers)
-    others = iter(tensors)
-    return model._view_func_unsafe(
-        base, lambda _: next(fresh), lambda tensor: tensor if _stands_for_class(tensor) else next(others)
-    )
+    """The view of `base` by these ops, which take these numbers and tensors."""
+    given = iter(numbers), iter(tensors)
+    for op in ops:
+        base = op.of_call(*given).view(base)
+    return base
 
 
 def tracked_views() -> Any:

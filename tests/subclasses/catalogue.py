@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 from tests.subclasses.classes import Doubling, Padded, Pair, Recipe, Scaled
-from tests.subclasses.programs import eight_bits, outcome, plain, two
+from tests.subclasses.programs import described, eight_bits, outcome, plain, two
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,27 @@ def with_gradient(make: Callable[[torch.Tensor], torch.Tensor]) -> Callable:
         return result.detach()
 
     return run
+
+
+def shared_nodes(function: Callable, arguments: list[Any]) -> Any:
+    """The outcome, and which results have the same autograd node."""
+    return [sharing(function(*arguments)), outcome(function, arguments)]
+
+
+def sharing(results: Any) -> list[Any]:
+    """For each result, the first one with the same autograd node, and which output of the node it is."""
+    nodes = [result.grad_fn for result in results]
+    return [node and (nodes.index(node), result.output_nr) for node, result in zip(nodes, results, strict=True)]
+
+
+def nodes_and_gradients(function: Callable, arguments: list[Any]) -> Any:
+    """The results, which of them have the same autograd node, and the gradients of one backward from all."""
+    results = function(*arguments)
+    found = [sharing(results), *map(described, results)]
+    if roots := [result for result in results if result.grad_fn is not None]:
+        gradients = torch.autograd.grad(roots, arguments, [torch.ones_like(root) for root in roots])
+        found += [described(gradient).without_flags for gradient in gradients]
+    return found
 
 
 def around(context: Callable[[], Any]) -> Callable:
@@ -274,6 +295,26 @@ VIEWED_ARGUMENTS = {
     "viewed": lambda x: x.view(-1, 15),
 }
 
+PIECES: dict[str, Callable] = {
+    "split": lambda x: x.split(2, -1),
+    "unevenly split": lambda x: x.split_with_sizes([1, 3], -1),
+    "chunks": lambda x: x.chunk(2, -1),
+    "some of them": lambda x: x.split(1, -1)[1::2],
+    "in another order": lambda x: x.split(2, -1)[::-1],
+    "of an intermediate": lambda x: (x * 2).split(2, -1),
+    "one piece": lambda x: x.split(4, -1),
+    "a piece twice": lambda x: ((y := x.split(2, -1))[0], y[1], y[0].view_as(y[0])),
+    "beside their base": lambda x: (y := x * 2, *y.split(2, -1)),
+    "of a view": lambda x: x.unsqueeze(-1).split(2, -2),
+    "a piece and a view of the other": lambda x: ((y := x.split(2, -1))[0], y[1].unsqueeze(-1)),
+    "pieces of a piece": lambda x: x.split(2, -1)[1].split(1, -1),
+    "pieces of all pieces": lambda x: [piece for half in x.split(2, -1) for piece in half.split(1, -1)],
+    "by two calls": lambda x: (*x.split(2, -1), *x.split(2, -1)),
+    "used, too": lambda x: ((y := x.split(2, -1))[0], y[1], y[0] * y[1]),
+    "under no_grad": torch.no_grad()(lambda x: x.split(2, -1)),
+}
+"""Results that are pieces of one call of an op; the last dimension has four elements."""
+
 OTHERS: dict[str, tuple] = {
     "a dict as context": (lambda x: x.sin(), lambda: [scaled({"constant": 2.0, "tags": ["a"]})]),
     "a dict as context, gradient": (lambda x: x.sin() * x, lambda: [scaled({"constant": 2.0}, True)]),
@@ -306,8 +347,23 @@ def programs() -> Iterator[Program]:
             title = f"{name} argument" + (", symbolic sizes" if dynamic else "")
             run = view_of_argument_first(view)
             yield Program("views", title, lambda x: x * 2, lambda: [two(4, 15)], run, dynamic)
+    yield from with_pieces("pieces", lambda: [two(3, 4)])
+    yield Program("pieces", "unbound", lambda x: x.unbind(), lambda: [two(3, 4)], nodes_and_gradients)
+    halves = lambda x: x.split(x.shape[0] // 2)  # noqa: E731
+    several = repeated(nodes_and_gradients, 4, 6, 10)
+    yield Program("pieces", "halves, several sizes", halves, lambda: [two(4, 3)], several, dynamic=True)
+    yield Program("pieces", "of a changed argument", lambda x: x.mul_(2).split(2, -1), lambda: [two(3, 4) * 1], shared_nodes)
     yield from runs()
     yield from modules()
+
+
+def with_pieces(group: str, arguments: Callable[[], list[Any]], without: Sequence[str] = ()) -> Iterator[Program]:
+    """Programs with pieces, also with symbolic sizes, apart from those that eager does not have."""
+    known = {name: function for name, function in PIECES.items() if name not in without}
+    for name, function in known.items():
+        yield Program(group, name, function, arguments, nodes_and_gradients)
+    for name in ("split", "chunks", "of an intermediate"):
+        yield Program(group, f"{name}, symbolic sizes", known[name], arguments, nodes_and_gradients, dynamic=True)
 
 
 def runs() -> Iterator[Program]:

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from tests.fake_processes import fake_processes
-from tests.subclasses.catalogue import Program, around, second_order, under_saved_tensor_hooks, with_gradient
+from tests.subclasses.catalogue import Program, around, second_order, under_saved_tensor_hooks, with_gradient, with_pieces
 from tests.subclasses.programs import plain, two
 
 R, S0, S1, P = (Replicate(),), (Shard(0),), (Shard(1),), (Partial(),)
@@ -216,11 +216,16 @@ def by_sequence() -> nn.Module:
     return split({"": PrepareModuleInput(input_layouts=Shard(0), desired_input_layouts=Shard(0)), **plan}, line)
 
 
+WITHOUT_GRADIENT = ("some of them", "pieces of a piece")
+"""The pieces of a DTensor whose backward eager does not have, because some pieces get no gradient."""
+
+
 def dtensor_programs() -> Iterator[Program]:
     """All programs of this file, inside of `four_processes`."""
     for group, found in (("DTensor", ONE), ("DTensor, two dimensions", TWO_DIMENSIONS)):
         for name, (function, arguments) in found.items():
             yield Program(group, name, function, arguments)
+    yield from with_pieces("DTensor, pieces", lambda: [placed(2, 4)], WITHOUT_GRADIENT)
     make = functools.partial(Program, "DTensor")
     for name, module in (
         ("module split by layers", by_layers),

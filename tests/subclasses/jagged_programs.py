@@ -10,7 +10,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from tests.subclasses.catalogue import Program, around, second_order
+from tests.subclasses.catalogue import Program, around, second_order, with_pieces
 from tests.subclasses.programs import described, outcome, plain
 
 
@@ -144,11 +144,16 @@ JAGGED: dict[str, tuple] = {
 }
 
 
+WITHOUT_GRADIENT = ("unevenly split", "some of them", "pieces of a piece")
+"""The pieces of a nested tensor whose backward eager does not have: it crashes, or some pieces get no gradient."""
+
+
 def jagged_programs() -> Iterator[Program]:
     """All programs of this file."""
     make = functools.partial(Program, "jagged")
     for name, (function, arguments) in JAGGED.items():
         yield make(name, function, arguments, with_one_backward)
+    yield from with_pieces("jagged pieces", lambda: [jagged()], WITHOUT_GRADIENT)
     yield make("batches of several structures", lambda x: x.sin() * x, lambda: [], batches)
     yield make("batches, attention", lambda x: attention(x, x, x), lambda: [], batches)
     yield make("gradient of a gradient", lambda x: x.sin() * x, lambda: [jagged()], second_order)

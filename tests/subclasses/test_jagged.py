@@ -10,14 +10,15 @@ from torch import nn
 from torch.nested import nested_tensor_from_jagged as from_jagged
 
 import aotgrad
+from tests.subclasses.catalogue import nodes_and_gradients
 from tests.subclasses.jagged_programs import Attention, attention, jagged, jagged_programs
 from tests.subclasses.programs import WAYS, compiled, plain
 from tests.subclasses.test_catalogue import check
 
-PROGRAMS = {program.name: program for program in jagged_programs()}
+PROGRAMS = {f"{program.group}: {program.name}": program for program in jagged_programs()}
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")  # torch uses it
 FAILURES = {  # the messages of errors and warnings
-    ("unbound", "dynamo"): "_local_scalar_dense",  # of Dynamo
+    ("jagged: unbound", "dynamo"): "_local_scalar_dense",  # of Dynamo
 }
 
 
@@ -37,6 +38,13 @@ def test_a_result_has_the_offsets_of_the_argument(way) -> None:
     y.sum().backward()
     assert y.offsets() is x.offsets() and y.shape == x.shape == x.grad.shape
     assert (x * y + x.grad).shape == x.shape
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_pieces_of_one_call_have_one_node(way) -> None:
+    """Two nodes would get one undefined gradient each, and that of a split of a nested tensor cannot fill it."""
+    function = lambda x: (x * 2).split(2, -1)  # noqa: E731
+    assert nodes_and_gradients(compiled(function, way), [jagged()]) == nodes_and_gradients(function, [jagged()])
 
 
 CHANGES = {

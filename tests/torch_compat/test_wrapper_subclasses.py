@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch.distributed.tensor import Shard
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotgrad import torch_compat as compat
@@ -49,13 +50,32 @@ def test_a_part_gets_the_version_counter_of_its_wrapper() -> None:
     assert part._version == alias._version == wrapper._version == 1 and wrapper.a._version == 0
 
 
-def test_a_view_is_replayed_from_a_model_without_memory() -> None:
+def test_a_view_is_replayed_by_its_ops() -> None:
     x, other = two(), two()
     with compat.tracked_views():
-        model, numbers, _ = compat.model_of_view(x.view(3, 1))
-    view = compat.replayed_view(model, other, numbers)
-    assert numbers == [3, 1]
-    assert model.is_meta and view.shape == (3, 1) and view._base is other
+        ops, numbers, tensors = compat.ops_of_view(x.view(3, 1))
+    view = compat.replayed_view(ops, other, numbers)
+    assert ops == (compat.ViewOp(torch.ops.aten.view.default, ([3, 1],), ()),) and numbers == tensors == []
+    assert type(view) is type(x) and view.shape == (3, 1) and view._base is other
+
+
+def test_a_view_of_a_piece_is_replayed_by_its_ops() -> None:
+    x, other = two(), two()
+    with compat.tracked_views():
+        ops, _, _ = compat.ops_of_view(x.split([0, 0, 3])[1].unsqueeze(0))
+    assert [op.item for op in ops] == [1, None]
+    with compat.tracked_views():
+        assert [op.item for op in compat.ops_of_view(x.split(3)[0])[0]] == [0]
+    assert [len(ops[0].results(other)), compat.replayed_view(ops, other, []).shape] == [3, (1, 0)]
+
+
+def test_symbolic_numbers_of_a_view_are_given() -> None:
+    mode = compat.FakeTensorMode(shape_env=compat.ShapeEnv())
+    x = mode.from_tensor(torch.ones(6), symbolic_context=StatelessSymbolicContext([DimDynamic.DYNAMIC]))
+    with mode, compat.tracked_views():
+        ops, numbers, _ = compat.ops_of_view(x.view(x.size(0), 1))
+    assert ops[0].args == ([compat.Given.NUMBER, 1],) and numbers == [x.size(0)]
+    assert compat.replayed_view(ops, torch.ones(4), [4]).shape == (4, 1)
 
 
 def test_views_are_tracked_by_the_ops_that_make_them() -> None:
@@ -136,9 +156,10 @@ def test_cached_parts_of_a_nested_tensor_come_last() -> None:
 
 def test_a_view_of_a_nested_tensor_is_replayed() -> None:
     with compat.tracked_views():
-        model, numbers, _ = compat.model_of_view(nested().clone().unsqueeze(-1))
+        ops, numbers, _ = compat.ops_of_view((x := nested().clone()).view(*x.shape, 1))
     other = nested().clone()
-    view = compat.replayed_view(model, other, numbers)
+    view = compat.replayed_view(ops, other, numbers)
+    assert ops[0].args == ([2, compat.Given.RAGGED, 1],)
     assert view._base is other and view.size(1) == other.size(1) and view.dim() == 3
 
 
@@ -146,8 +167,8 @@ def test_a_nested_tensor_is_a_view_of_its_values() -> None:
     """Its offsets are what the op of the view takes."""
     x, values, offsets = nested(), torch.ones(4), torch.tensor([0, 3, 4])
     with compat.tracked_views():
-        model, numbers, tensors = compat.model_of_view(x)
-    view = compat.replayed_view(model, values, numbers, [offsets])
+        ops, numbers, tensors = compat.ops_of_view(x)
+    view = compat.replayed_view(ops, values, numbers, [offsets])
     assert tensors == [x.offsets()] and view._base is values and view.offsets() is offsets
 
 
