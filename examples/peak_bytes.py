@@ -5,11 +5,14 @@ measured.peak_bytes, measured.launches
 """
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # else the profiler prints when it starts and stops
 
 
 @dataclass(frozen=True)
