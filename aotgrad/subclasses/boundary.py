@@ -17,7 +17,7 @@ from typing import Any, Union, cast
 import torch
 
 from aotgrad import torch_compat
-from aotgrad.errors import UnsupportedAliasingError, UnsupportedMutationError
+from aotgrad.errors import UnsupportedAliasingError, UnsupportedMutationError, UnsupportedOutputError
 from aotgrad.runtime.autograd import watch_saved
 from aotgrad.runtime.view_steps import comparable
 from aotgrad.slots import Saved
@@ -230,7 +230,16 @@ class Wrappers:
         return found
 
     def add_result(self, leaf: Any, index: int, leaves: Sequence[Any], flat: list[Any]) -> WrapperResult:
-        """How calls get one result; appends its parts to `flat`."""
+        """How calls get one result; appends its parts to `flat`.
+
+        Raises:
+            UnsupportedOutputError: the result is the ragged size of a nested tensor.
+        """
+        if torch_compat.is_ragged_size(leaf):
+            raise UnsupportedOutputError(
+                f"output {index} is the size of the ragged dimension of a nested tensor, which stands for its offsets; "
+                "return the tensor, and read its shape from that"
+            )
         if not is_wrapper(leaf) and index not in self.expected:
             flat.append(leaf)
             return PlainResult(isinstance(leaf, torch.Tensor) and leaf.requires_grad)

@@ -275,6 +275,7 @@ from aotgrad.torch_compat.fakes import (
     fake_of_whole,
     fixed_nested_int,
     fixed_nested_ints,
+    is_ragged_size,
     is_whole_storage,
     item_of_fake,
     mark_parameter,

@@ -1366,6 +1366,13 @@ def effect_and_a_gradient_of_another_form():
 
 
 @error_case
+def ragged_size_as_a_result():
+    """A function returns the shape of a nested tensor."""
+    x = torch.nested.nested_tensor_from_jagged(torch.ones(5, 2), torch.tensor([0, 2, 5]))
+    aotgrad.aot_function(lambda x: (x * 2).shape, aotgrad.nop)(x)
+
+
+@error_case
 def transformed_gradient_of_a_wrapper():
     """The gradient of a result that is a tensor subclass is a tensor that `torch.func.grad` differentiates."""
     x = TwoTensor(torch.ones(3), torch.ones(3)).requires_grad_()
