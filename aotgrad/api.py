@@ -17,7 +17,7 @@ import functools
 import inspect
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -451,12 +451,15 @@ def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, c
         layout.wrappers.finish(executable.results_of_saved)
     sharing = executable.sharing(distinct)
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
-    # symbolic sizes stay symbolic in other plans
     name = type(flat.lifted.module).__qualname__
     others = PlanCache(compiler.with_options(dynamic=None) if is_symbolic(executable) else compiler, name)
+    tensors = [k for k, value in enumerate([*flat.tensors, *flat.args]) if isinstance(value, torch.Tensor)]
+    origins = ((layout.origins[flat.dedupe.kept[k]], dims) for k, dims in symbolic_sizes(executable))
+    symbolic = {k: dims for k, dims in origins if layout.places[k] is None}
     facts = facts_of(distinct, facts_needed(executable.depends_on_offsets, distinct, [*written_with_gradients(executable)]))
     return FlatCallable(
-        executable, flat.dedupe, layout, tuple(flat.tensors), memory, facts, flat.lifted, others, Dispatch(others)
+        *(executable, flat.dedupe, layout, tuple(flat.tensors), memory, facts, flat.lifted, others, Dispatch(others)),
+        symbolic={n: symbolic[k] for n, k in enumerate(tensors) if k in symbolic},
     )
 
 
@@ -472,6 +475,14 @@ def is_symbolic(executable: Executable | RestoredFunction) -> bool:
     """Whether a function was traced with symbolic sizes or numbers."""
     specs = (spec for spec, _ in executable.arguments)
     return any(isinstance(spec, SymInput) or torch_compat.has_symbolic_shape(spec.fake) for spec in specs)
+
+
+def symbolic_sizes(executable: Executable | RestoredFunction) -> Iterator[tuple[int, frozenset[int]]]:
+    """The inputs of a function that were traced with symbolic sizes, with these."""
+    for k, (spec, _) in enumerate(executable.arguments):
+        sizes = () if isinstance(spec, SymInput) else spec.fake.shape
+        if dims := frozenset(dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt)):
+            yield k, dims
 
 
 class ModuleCallable:
@@ -517,7 +528,7 @@ class FlatCallable(ModuleCallable):
     `memory` guards which inputs share memory, if the function changes one of them, and `facts` are properties of changed
     inputs, and storage offsets. No frontend guards these, and a check of every pair of inputs would be slow there. A call
     that differs finds its plan among `others`. `layout`: where the wrapper subclasses are. `undifferentiated`: the inputs
-    that get no gradient, if no frontend guards it.
+    that get no gradient, if no frontend guards it. `symbolic`: symbolic sizes of plain tensors, by position among tensors.
     """
 
     executable: Executable | RestoredFunction
@@ -530,6 +541,7 @@ class FlatCallable(ModuleCallable):
     others: PlanCache
     transformed: Dispatch
     undifferentiated: Sequence[int] = ()
+    symbolic: Mapping[int, frozenset[int]] = field(default_factory=dict)
 
     @property
     def original(self) -> nn.Module:
@@ -599,9 +611,9 @@ class FlatCallable(ModuleCallable):
         return Call(self.module.forward, self.arguments(values), len(self.tensors), AmbientState(self.module.forward))
 
     def arguments(self, values: Sequence[Any]) -> Arguments:
-        """Arguments for other plans: numbers that are symbolic here stay symbolic there."""
+        """Arguments for other plans: numbers and sizes that are symbolic here stay symbolic there."""
         arguments = Arguments.of(tuple(values), {})
-        return arguments.with_symbols({}) if arguments.constants else arguments
+        return arguments.with_symbols(self.symbolic) if arguments.constants or self.symbolic else arguments
 
 
 def needs_gradient(tensor: torch.Tensor) -> bool:

@@ -162,6 +162,8 @@ class PlanCache:
                 return Planned(*self.make(with_states._replace(key=key)), with_states)
             except OtherGradientForm as error:
                 self.gradient_forms.learn_from(with_states, error)
+            except WrongGuess:
+                pass
             except OwnGeneratorError as error:
                 if added is not None and torch_compat.generator_key(added) not in error.drawn:
                     self.generators.remove(added)  # the function made it, and has made another one now
@@ -287,10 +289,16 @@ class PlanCache:
         return TOO_MANY
 
     def after_failure(self, call: Call, error: Exception, traced: TracedOnce) -> NoPlan:
-        """Why a call has no plan after its compilation has raised; raises the error if the call must not run eagerly."""
+        """Why a call has no plan after its compilation has raised; raises the error if the call must not run eagerly.
+
+        Raises:
+            WrongGuess: the trace has guessed the forms of gradients.
+        """
         if error is traced.raised or isinstance(error, EagerError):
             return NoPlan(RAISES, error)
         passes_through = isinstance(error, (OwnGeneratorError, OtherGradientForm, NotCompiled))
+        if not passes_through and self.gradient_forms.drop_guesses(call):
+            raise WrongGuess from error
         if self.compiler.options.on_error == "raise" or passes_through:
             raise error
         ran_eagerly(self.name, error)
@@ -342,6 +350,10 @@ class PlanCache:
                 f"run eagerly. What keeps changing: {self.reason(key, tensors)}",
                 stacklevel=2,
             )
+
+
+class WrongGuess(Exception):
+    """A trace has failed that has guessed the forms of gradients of results from calls of other sizes."""
 
 
 def failure_key(call: Call) -> tuple:

@@ -55,7 +55,7 @@ class ReplayedCall:
             CaptureError: the function does more than compute its results.
         """
         arguments, differentiable = self.call.arguments, torch.is_grad_enabled()
-        self.cache.gradient_forms.learn_result(self.call, arrived.index, arrived.form)
+        self.cache.gradient_forms.learn_result(self.call, arrived)
         self.reject_second_effect(arrived.index, arrived.form)
         with torch.enable_grad(), torch_compat.random_state_of(self.random_state):
             fresh = [value.view_as(value) if differentiable else value.detach().requires_grad_() for value in inputs]

@@ -16,9 +16,10 @@ import torch
 from aotgrad.plan_cache.arguments import Arguments
 from aotgrad.plan_cache.call import Call
 from aotgrad.subclasses.boundary import Wrappers
-from aotgrad.subclasses.bridge import GradientForm, OtherGradientForm
+from aotgrad.subclasses.bridge import OtherGradientForm, ResultGradient
 from aotgrad.subclasses.forms import is_wrapper
 from aotgrad.subclasses.layout import USUAL, GradientForms, WrapperLayout
+from aotgrad.subclasses.relative import relative_form
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class WrapperArguments(Arguments):
 class KnownGradientForms:
     """The forms of gradients that the calls of a cache were found to have, by the kind of call.
 
-    A form has sizes. So they are known for a kind of call with certain sizes of its tensors, `known`; what has been found
-    `last` for a kind serves other sizes where it fits.
+    Some forms have sizes. So they are known for a kind of call with certain sizes of its tensors, `known`; what has been
+    found `last` for a kind serves other sizes where it fits.
     """
 
     known: dict[Hashable, GradientForms] = field(default_factory=dict)
@@ -93,22 +94,39 @@ class KnownGradientForms:
         Raises:
             OtherGradientForm: it has found it before.
         """
-        arguments = call.arguments
-        inner = call._replace(arguments=arguments.inner) if isinstance(arguments, WrapperArguments) else call
-        self.learn(inner, self.of(inner).after(error))
+        whole = with_whole_wrappers(call)
+        self.learn(whole, self.of(whole).after(error))
 
-    def learn_result(self, call: Call, index: int, form: GradientForm) -> None:
+    def learn_result(self, call: Call, arrived: ResultGradient) -> None:
         """Note the gradient that arrived for a result of the call."""
-        self.learn(call, self.of(call).with_result(index, form))
+        form = relative_form(arrived.form, arrived.usual) or arrived.form
+        self.learn(call, self.of(call).with_result(arrived.index, form))
+
+    def drop_guesses(self, call: Call) -> bool:
+        """Forget for a call what was found for results in calls of other sizes. Returns whether that is something."""
+        if not self.known:
+            return False
+        whole = with_whole_wrappers(call)
+        key, forms = (kind_of_call(whole), sizes_of_call(whole)), self.of(whole)
+        if key in self.known or not forms.results:
+            return False
+        self.known[key] = replace(forms, results={})
+        return True
 
     def learn(self, call: Call, forms: GradientForms) -> None:
         kind = kind_of_call(call)
         self.known[kind, sizes_of_call(call)] = self.last[kind] = forms
 
 
+def with_whole_wrappers(call: Call) -> Call:
+    arguments = call.arguments
+    return call._replace(arguments=arguments.inner) if isinstance(arguments, WrapperArguments) else call
+
+
 def kind_of_call(call: Call) -> Hashable:
     """Equal for calls that have the same forms of gradients; `call` has its wrappers whole."""
-    return call.current_key(), WrapperLayout.of(call.tensors).key
+    dims = tuple(value.dim() for value in call.tensors if isinstance(value, torch.Tensor))
+    return call.current_key(), WrapperLayout.of(call.tensors).key, dims
 
 
 def sizes_of_call(call: Call) -> Hashable:

@@ -4,7 +4,7 @@ A wrapper is a container of plain tensors, its parts, with a gradient history of
 autograd functions connect the histories (`bridge.py`): outside of the graph a wrapper is taken apart before the call and
 assembled after it; in the trace it is assembled from the parts, and its results are taken apart.
 
-`forms` describes wrappers, and `bridge` has the autograd functions. `passages` passes gradients between segments in parts.
-`layout` and `boundary` have the arguments and results of a call; `plan_cache/wrappers.py` uses them. Stages import only
-`forms`, `bridge` and `passages`.
+`forms` describes wrappers, and `bridge` has the autograd functions. `passages` passes gradients between segments in parts,
+and `relative` describes gradients of results apart from their sizes. `layout` and `boundary` have the arguments and results
+of a call; `plan_cache/wrappers.py` uses them. Stages import only `forms`, `bridge` and `passages`.
 """

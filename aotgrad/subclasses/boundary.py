@@ -24,6 +24,7 @@ from aotgrad.slots import Saved
 from aotgrad.subclasses.bridge import End, GradientForm, assemble_wrapper, histories_kept, is_assembled, take_apart
 from aotgrad.subclasses.forms import form_of, inner_tensors, is_wrapper
 from aotgrad.subclasses.passages import TracedView, assembled_result, note_result, shared_pieces
+from aotgrad.subclasses.relative import ResultForm
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ class Wrappers:
         is_known: the function is compiled; when it runs once more, nothing new is found.
     """
 
-    expected: Mapping[int, GradientForm] = field(default_factory=dict)
+    expected: Mapping[int, ResultForm] = field(default_factory=dict)
     arguments: list[End] = field(default_factory=list)
     results: list[WrapperResult] = field(default_factory=list)
     count: int = 0
@@ -254,19 +255,23 @@ class Wrappers:
             return self.add_view(leaf, index, *view, flat)
         others = [*(live.value for live in self.live), *(other for other in leaves if other is not leaf)]
         reject_views(f"output {index}", leaf, others)
-        end = End(f"output {index}", index, form_of(leaf), leaf.requires_grad, carried=self.expected.get(index))
+        end = self.end_of_result(leaf, index, leaf.requires_grad)
         with histories_kept():
             flat.extend(take_apart(replace(end, is_traced=True, in_calls=end), leaf))
         numbers = list(end.form.symbols())
         flat.extend(numbers)
         return AssembledResult(end, len(numbers))
 
+    def end_of_result(self, leaf: torch.Tensor, index: int, requires_grad: bool) -> End:
+        end = End(f"output {index}", index, form_of(leaf), requires_grad)
+        return end.carrying(self.expected[index], GradientForm.of(leaf, end.form)) if index in self.expected else end
+
     def add_view(
         self, leaf: torch.Tensor, index: int, replay: ReplayedView, values: list[Any], flat: list[Any]
     ) -> ReplayedView:
         """How calls get a view; appends what its ops take to `flat`, after what stands for a view with a history."""
         if leaf.grad_fn is not None and leaf._base is not None and leaf._base.grad_fn is not None:
-            end = End(f"output {index}", index, form_of(leaf), True, carried=self.expected.get(index))
+            end = self.end_of_result(leaf, index, True)
             edge, base_edge = map(torch_compat.gradient_edge, (leaf, leaf._base))
             flat.append(TracedView(end, GradientForm.of(leaf, end.form), edge, base_edge, len(values)))
             replay = replace(replay, end=end)
@@ -429,7 +434,8 @@ class Wrappers:
         """Give an argument the version and history that it has after the call; `values` are those of its end."""
         bumps = change.version_bumps
         if change.end is not None:
-            end, parts = change.end.resized(values[change.end.count :]), values[: change.end.count]
+            parts = values[: change.end.count]
+            end = change.end.resized(values[change.end.count :], parts)
             wrapper.copy_(assemble_wrapper(end, parts))
             bumps -= 1
         torch_compat.raise_version(wrapper, torch_compat.version_of(wrapper), bumps)

@@ -17,13 +17,16 @@ import itertools
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from aotgrad import torch_compat
 from aotgrad.errors import CaptureError, HigherOrderError
 from aotgrad.subclasses.forms import TensorForm, WrapperForm, form_of, frozen_context, parts_of, paths_of
+
+if TYPE_CHECKING:
+    from aotgrad.subclasses.relative import RelativeForm
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,14 @@ class GradientForm:
 
     @classmethod
     def of(cls, gradient: torch.Tensor, form: TensorForm | None = None) -> GradientForm:
-        form = (form or form_of(gradient)).without_cached_parts()
-        parts = tuple(map(PartSpec.of, parts_of(form, gradient)))
+        form = form or form_of(gradient)
+        return cls.of_parts(form, parts_of(form, gradient))
+
+    @classmethod
+    def of_parts(cls, form: TensorForm, values: Sequence[torch.Tensor]) -> GradientForm:
+        """Of a gradient of that form and these parts; cached ones, which come last, do not count."""
+        form = form.without_cached_parts()
+        parts = tuple(map(PartSpec.of, values[: form.count]))
         if isinstance(form, WrapperForm) and form.is_expanded:
             form = form.made_contiguous()
         return cls(form, parts)
@@ -77,6 +86,14 @@ class GradientForm:
         """Whether each symbolic number is one of these, by its expression."""
         return all(str(number) in numbers for number in self.numbers() if isinstance(number, torch.SymInt))
 
+    @property
+    def is_symbolic(self) -> bool:
+        return any(isinstance(number, torch.SymInt) for number in self.numbers())
+
+    def for_result(self, result: GradientForm) -> GradientForm:
+        """The form itself, which has certain sizes; see `RelativeForm`."""
+        return self
+
     def sized_by(self, numbers: Mapping[str, int]) -> GradientForm:
         """The form with the values of symbolic numbers, by their expressions."""
         parts = (replace(part, size=tuple(numbers.get(str(each), each) for each in part.size)) for part in self.parts)
@@ -87,6 +104,11 @@ class GradientForm:
         parts = tuple(replace(part, size=tuple(map(int, part.size))) for part in self.parts)
         return GradientForm(self.form.resized(map(int, self.form.symbols())), parts)
 
+    def with_hints(self) -> GradientForm:
+        """The form with the values of symbolic numbers while tracing; adds no guard."""
+        parts = tuple(replace(part, size=torch_compat.hints(part.size)) for part in self.parts)
+        return GradientForm(self.form.resized(iter(torch_compat.hints(tuple(self.form.symbols())))), parts)
+
     def matches(self, other: GradientForm) -> bool:
         """Whether gradients of both forms differ at most in their strides."""
         alike = len(self.parts) == len(other.parts) and all(map(PartSpec.matches, self.parts, other.parts))
@@ -94,12 +116,20 @@ class GradientForm:
 
 
 class OtherGradientForm(CaptureError):
-    """A trace computes a gradient of another form than it was told: it is repeated with that form."""
+    """A trace computes a gradient of another form than it was told: it is repeated with that form.
 
-    def __init__(self, index: int, form: GradientForm, of_result: bool = False) -> None:
-        name = f"{'result' if of_result else 'tensor'} {index}"
+    Attributes:
+        result: the usual form for a result.
+    """
+
+    def __init__(self, index: int, form: GradientForm, result: GradientForm | None = None) -> None:
+        name = f"{'tensor' if result is None else 'result'} {index}"
         super().__init__(f"the gradient of {name} is a {form.form.name}, and has another form in each trace")
-        self.index, self.found, self.of_result = index, form, of_result
+        self.index, self.found, self.result = index, form, result
+
+    @property
+    def of_result(self) -> bool:
+        return self.result is not None
 
     @functools.cached_property
     def form(self) -> GradientForm:
@@ -125,6 +155,7 @@ class End:
         is_passage: a result, or a changed argument, through which gradients of other results pass.
         in_calls: in a trace, the end of the result in calls.
         numbers: the sizes and strides of an argument and its parts, if some are symbolic: what `carried` may depend on.
+        relative: `carried` apart from its sizes, if they are those of a result and symbolic in the trace.
     """
 
     name: str
@@ -141,6 +172,7 @@ class End:
     is_passage: bool = False
     in_calls: End | None = None
     numbers: tuple[Any, ...] = ()
+    relative: GradientForm | RelativeForm | None = None
 
     @property
     def key(self) -> Hashable:
@@ -174,13 +206,14 @@ class End:
 
     def sized_as(self, wrapper: torch.Tensor) -> End:
         """The end for a wrapper whose sizes are symbolic in the form."""
-        if not self.form.is_symbolic:
+        if not (self.form.is_symbolic or self.relative):
             return self
         gradient = self.gradient and self.gradient.sized_as(wrapper).laid_out_as(self.gradient)
         carried = self.carried
         if carried is not None and self.numbers:
             carried = carried.sized_by(dict(zip(map(str, self.numbers), numbers_of(self.form, wrapper), strict=True)))
-        return replace(self, form=self.form.sized_as(wrapper), gradient=gradient, carried=carried)
+        sized = replace(self, form=self.form.sized_as(wrapper), gradient=gradient, carried=carried)
+        return sized.carried_for(parts_of(self.form, wrapper))
 
     def sized_by(self, numbers: Mapping[str, int], parts: Sequence[torch.Tensor]) -> End:
         """The end for these parts and carriers, and these values of symbolic numbers.
@@ -200,9 +233,23 @@ class End:
         form = self.form.resized(known[str(number)] for number in self.form.symbols())
         return replace(self, form=form, carried=self.carried and self.carried.sized_by(known), gradient=None)
 
-    def resized(self, numbers: Sequence[int]) -> End:
-        """The end with `numbers` in place of the symbolic sizes and strides of its form."""
-        return replace(self, form=self.form.resized(iter(numbers))) if numbers else self
+    def resized(self, numbers: Sequence[int], parts: Sequence[torch.Tensor]) -> End:
+        """The end for these parts, with `numbers` in place of the symbolic sizes and strides of its form."""
+        resized = replace(self, form=self.form.resized(iter(numbers))) if numbers else self
+        return resized.carried_for(parts)
+
+    def carrying(self, form: GradientForm | RelativeForm, usual: GradientForm) -> End:
+        """The end of a traced result with carriers for a gradient of that form; `usual` is the form without them."""
+        carried = form.for_result(usual)
+        is_relative = carried is not None and carried.is_symbolic
+        return replace(self, carried=carried, relative=form if is_relative else None)
+
+    def carried_for(self, parts: Sequence[torch.Tensor]) -> End:
+        """The end of a result with these parts, with their sizes in `carried`."""
+        if self.relative is None:
+            return self
+        carried = self.relative.for_result(GradientForm.of_parts(self.form, parts))
+        return replace(self, carried=carried, relative=None)
 
 
 def numbers_of(form: TensorForm, wrapper: torch.Tensor) -> tuple[Any, ...]:
@@ -255,7 +302,8 @@ class Assemble(torch.autograd.Function):
         ctx.end, ctx.detour, ctx.count = end, detour, len(values)
         ctx.differentiable = [carries_gradient(part) and end.carried is None for part in parts]
         wrapper = end.form.assemble(torch_compat.other_objects(parts, end.form.follows_parts))
-        ctx.expected = end.carried or GradientForm.of(wrapper, end.form)
+        ctx.usual = GradientForm.of(wrapper, end.form)
+        ctx.expected = end.carried or ctx.usual
         ctx.save_for_backward(*(() if detour is None else detour.inputs))
         return wrapper
 
@@ -336,11 +384,12 @@ class Detour:
 
 @dataclass(frozen=True)
 class ResultGradient:
-    """The gradient of result `index`; the results `passed` pass on what reaches them."""
+    """The gradient of result `index`, with its usual form; the results `passed` pass on what reaches them."""
 
     index: int
     value: torch.Tensor
     form: GradientForm
+    usual: GradientForm
     passed: tuple[int, ...]
 
 
@@ -358,7 +407,8 @@ def other_gradient(ctx: Any, gradient: torch.Tensor, found: GradientForm) -> lis
     end: End = ctx.end
     if ctx.detour is None:
         raise OtherGradientForm(end.index, found)
-    inputs = ctx.detour.gradients(ctx.saved_tensors, ResultGradient(end.index, gradient, found, ctx.detour.passed))
+    arrived = ResultGradient(end.index, gradient, found, ctx.usual, ctx.detour.passed)
+    inputs = ctx.detour.gradients(ctx.saved_tensors, arrived)
     return [*[None] * (ctx.count - len(inputs)), *inputs]
 
 

@@ -160,8 +160,7 @@ class WrapperForm:
 
     def made_contiguous(self) -> WrapperForm:
         """The form with the strides of a contiguous tensor."""
-        strides = itertools.accumulate(reversed(self.size[1:]), operator.mul, initial=1)
-        stride = tuple(strides)[::-1] if self.size else ()
+        stride = dense_strides(self.size, range(len(self.size)))
         is_told_apart = frozen_context(self.size) != frozen_context(self.stride)
         context = restrided(self.context, self.stride, stride) if is_told_apart else self.context
         return replace(self, context=context, stride=stride)
@@ -172,10 +171,7 @@ class WrapperForm:
         if self.follows_parts:
             return self
         given = torch_compat.hints(other.stride)
-        order = sorted(range(len(given)), key=lambda dim: -given[dim])
-        strides = itertools.accumulate((self.size[dim] for dim in order[:0:-1]), operator.mul, initial=1)
-        found = dict(zip(order[::-1], strides, strict=False))
-        return replace(self, stride=tuple(found[dim] for dim in range(len(given))))
+        return replace(self, stride=dense_strides(self.size, sorted(range(len(given)), key=lambda dim: -given[dim])))
 
     def resized(self, numbers: Iterator[int]) -> WrapperForm:
         """The form with `numbers` in place of `symbols`."""
@@ -192,6 +188,13 @@ class WrapperForm:
     @property
     def name(self) -> str:
         return self.kind.__name__
+
+
+def dense_strides(size: Sequence[Any], order: Sequence[int]) -> tuple[Any, ...]:
+    """Strides without gaps, with the dimensions in this order: the one with the largest stride is first."""
+    strides = itertools.accumulate((size[dim] for dim in order[:0:-1]), operator.mul, initial=1)
+    found = dict(zip(order[::-1], strides, strict=False))
+    return tuple(found[dim] for dim in range(len(size)))
 
 
 TensorForm = Union[PlainForm, WrapperForm]
@@ -317,7 +320,7 @@ def renumbered(context: Any, numbers: Iterator[int]) -> Any:
 
 
 def restrided(context: Any, old: tuple[Any, ...], new: tuple[Any, ...]) -> Any:
-    """A context with other strides."""
+    """A context with other strides, or another size."""
     if isinstance(context, tuple) and frozen_context(context) == frozen_context(old):
         return new
     values = values_in(context)[1]

@@ -26,6 +26,7 @@ from aotgrad.subclasses.bridge import (
     take_apart,
 )
 from aotgrad.subclasses.forms import TensorForm, form_of, is_wrapper, parts_of
+from aotgrad.subclasses.relative import RelativeForm, ResultForm, relative_form
 from aotgrad.torch_compat import FakeTensor
 
 
@@ -37,7 +38,7 @@ class GradientForms:
     """
 
     values: Mapping[int, GradientForm] = field(default_factory=dict)
-    results: Mapping[int, GradientForm] = field(default_factory=dict)
+    results: Mapping[int, ResultForm] = field(default_factory=dict)
     found: frozenset[tuple[int, Hashable]] = frozenset()
 
     @property
@@ -50,25 +51,25 @@ class GradientForms:
         Raises:
             OtherGradientForm: it has found it before.
         """
-        form = error.found if error.found.is_known_from(numbers) and not error.of_result else error.form
-        key = error.index, form.key
-        if error.of_result:
-            known = self.results.get(error.index)
-            if known is not None and known.key == form.key:
+        if error.result is not None:
+            known, found = self.results.get(error.index), relative_form(error.found, error.result) or error.form
+            if known is not None and known.key == found.key:
                 raise error
-            return self.with_result(error.index, form)
+            return self.with_result(error.index, found)
+        form = error.found if error.found.is_known_from(numbers) else error.form
+        key = error.index, form.key
         if key in self.found:
             raise error
         return GradientForms({**self.values, error.index: form}, self.results, self.found | {key})
 
-    def with_result(self, index: int, form: GradientForm) -> GradientForms:
+    def with_result(self, index: int, form: ResultForm) -> GradientForms:
         """Another gradient of a result; those of values may then be others, too."""
         return GradientForms({}, {**self.results, index: form})
 
     def for_other_sizes(self, values: Sequence[Any]) -> GradientForms:
-        """What also holds for values of other sizes; of results, which are not known yet, those without dimensions."""
+        """What also holds for values of other sizes, and for results, whose sizes are not known yet."""
         own = {k: form for k, form in self.values.items() if form.size == tuple(values[k].size())}
-        results = {k: form for k, form in self.results.items() if form.size == ()}
+        results = {k: form for k, form in self.results.items() if isinstance(form, RelativeForm)}
         if len(own) == len(self.values) and len(results) == len(self.results):
             return self
         return GradientForms(own, results)
@@ -208,7 +209,7 @@ def model_parts(end: End, model: torch.Tensor) -> Iterator[torch.Tensor]:
     """The parts of a fake wrapper, and carriers of symbolic sizes."""
     parts = parts_of(end.form, model)
     yield from parts
-    if end.carried is not None and any(isinstance(number, torch.SymInt) for number in end.carried.numbers()):
+    if end.carried is not None and end.carried.is_symbolic:
         with cast(FakeTensor, parts[0]).fake_mode:
             yield from carriers(end)
 

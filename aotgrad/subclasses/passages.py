@@ -38,6 +38,7 @@ from aotgrad.subclasses.bridge import (
     take_apart,
 )
 from aotgrad.subclasses.forms import TensorForm, parts_of
+from aotgrad.subclasses.relative import relative_form
 
 if TYPE_CHECKING:
     from aotgrad.ir import Capture
@@ -148,11 +149,14 @@ class Passage:
         found = GradientForm.of(gradient)
         result = view.end if view is not None else cast(End, taker.end.in_calls)
         if result.carried is None and not found.matches(taker.usual):
-            raise OtherGradientForm(result.index, found, of_result=not result.is_changed)
-        carried = None if found.matches(taker.usual) else found.with_fixed_sizes()
-        form = found.form if carried is None else carried.form
+            raise OtherGradientForm(result.index, found, None if result.is_changed else taker.usual)
         name = f"{result.name}, passed on"
-        return cls(result, replace(result, name=name, carried=carried, gradient=form, is_passage=True), view)
+        end = replace(result, name=name, carried=None, relative=None, gradient=found.form, is_passage=True)
+        if not found.matches(taker.usual):
+            form = relative_form(found, taker.usual) or found.with_fixed_sizes()
+            end = end.carrying(form, taker.usual)
+            end.gradient = cast(GradientForm, end.carried).form
+        return cls(result, end, view)
 
     @property
     def count(self) -> int:
@@ -231,7 +235,7 @@ def shared_pieces(number: int, make_pieces: Callable[[], Sequence[torch.Tensor]]
 
 def assembled_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[int]) -> torch.Tensor:
     """A result of the running call from its parts and carriers, and the symbolic numbers of its form."""
-    own = end.resized(numbers)
+    own = end.resized(numbers, values[: end.form.count])
     with histories_kept():
         result = _running.get().assemble(own, values)
     note_result(result, own, values)

@@ -110,7 +110,7 @@ def assumed_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
     """Whether two lists of (symbolic) numbers are equal in the traced call; guards that they are in other calls, too."""
     if known_equal(left, right):
         return True
-    if len(left) != len(right) or _any_depends_on_data([*left, *right]) or hints(left) != hints(right):
+    if len(left) != len(right) or any_depends_on_data([*left, *right]) or hints(left) != hints(right):
         return False
     return all(map(bool, _equalities(left, right)))
 
@@ -118,10 +118,16 @@ def assumed_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
 def may_equal(left: Sequence[Any], right: Sequence[Any]) -> bool:
     """Whether numbers are equal in the traced call, which adds guards. One that depends on data may equal any other."""
     pairs = zip(left, right, strict=False)
-    return len(left) == len(right) and all(_any_depends_on_data(pair) or bool(pair[0] == pair[1]) for pair in pairs)
+    return len(left) == len(right) and all(any_depends_on_data(pair) or bool(pair[0] == pair[1]) for pair in pairs)
 
 
-def _any_depends_on_data(numbers: Sequence[Any]) -> bool:
+def is_multiple(number: Any, divisor: int) -> bool:
+    """Whether a number is a multiple of another one in the traced call, which adds a guard."""
+    with disable_proxy_modes_tracing() if isinstance(number, torch.SymInt) else contextlib.nullcontext():
+        return bool(number % divisor == 0)
+
+
+def any_depends_on_data(numbers: Sequence[Any]) -> bool:
     """Whether a number depends on data."""
     return any(isinstance(number, torch.SymInt) and not number.node.has_hint() for number in numbers)
 

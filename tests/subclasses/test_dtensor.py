@@ -6,14 +6,15 @@ import contextlib
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import aotgrad
 from tests.fake_processes import skip_if_scattered_is_unwritten
 from tests.subclasses.catalogue import Program
-from tests.subclasses.dtensor_programs import dtensor_programs, four_processes, line
+from tests.subclasses.dtensor_programs import S0, S1, R, dtensor_programs, four_processes, line, redistributed
 from tests.subclasses.dtensor_upstream import dtensor_upstream
-from tests.subclasses.programs import WAYS, compiled, outcome, plain
+from tests.subclasses.programs import WAYS, compiled, described, outcome, plain
 from tests.subclasses.test_catalogue import check
 
 
@@ -53,6 +54,65 @@ def test_as_eager(name, way) -> None:
     reason = FAILURES.get((name, "")) or FAILURES.get((name, way.split(",")[0]))
     with contextlib.nullcontext() if reason is None else pytest.raises(Exception, match=reason):
         check(programs()[name], way)
+
+
+def local(x, on=S0):
+    return DTensor.from_local(x, line(), on, run_check=False)
+
+
+def of_sharded_product(y):
+    """The gradient of a replicated result is sharded."""
+    rows = torch.ones(y.shape[0] // 4, *y.shape[1:], dtype=y.dtype)
+    return (y * local(rows)).sum()
+
+
+OTHER_FORMS = {  # a function of plain tensors, and a loss of its results whose gradients have other placements
+    "sum": (lambda x: local(x) * 2, lambda y: y.sum()),
+    "of several dimensions": (lambda x: local(torch.stack([x, x.cos()], 1)).sin().transpose(1, 2), lambda y: y.sum()),
+    "sharded product": (lambda x: local(x, R).sin(), of_sharded_product),
+    "other shards": (lambda x: local(x).sin(), lambda y: (y * redistributed(y.detach(), *S1)).sum()),
+    "two results": (lambda x: (local(x) * 2, local(x).sin()), lambda y, z: y.sum() + z.sum()),
+    "passed on": (lambda x: ((y := local(x) * 2), y.sin()), lambda y, z: z.sum()),
+    "passed on and added": (lambda x: ((y := local(x) * 2), y.sin()), lambda y, z: y.cos().sum() + z.sum()),
+    "a view": (lambda x: ((y := local(x) * 2), y.t()), lambda y, z: z.sum()),
+    "beside a plain one": (lambda x: (x.sin(), local(x).sin()), lambda y, z: y.sum() + z.sum().to_local()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", OTHER_FORMS)
+def test_plans_of_gradients_of_another_form(name, way, dynamic) -> None:
+    """From the third size on, one plan serves all sizes."""
+    function, loss = OTHER_FORMS[name]
+    ours, missed = compiled(function, way, dynamic), []
+    for rows in (8, 12, 20, 8, 28, 16, 32, 36, 40, 44, 48):
+        before, found = aotgrad.counters["misses"], []
+        for run in (ours, function):
+            x = plain(rows, 4)
+            results = run(x)
+            loss(*results if isinstance(results, (tuple, list)) else [results]).backward()
+            found.append([described(x.grad), *map(described, pytree.tree_leaves(results))])
+        assert found[0] == found[1]
+        missed.append(aotgrad.counters["misses"] - before)
+    assert not any(missed[2:])
+
+
+@pytest.mark.parametrize("way", ["eager halves", "dynamo, eager halves"])
+def test_a_gradient_of_rows_that_do_not_divide_takes_another_plan(way) -> None:
+    """Its part is no fraction of the result that is the same for all sizes: three of nine rows, and three of twelve."""
+
+    def gradients(function):
+        for rows in (9, 12, 8, 10, 24, 9, 16):
+            x = plain(rows, 4)
+            y = function(x)
+            y.backward(redistributed(local(torch.ones(rows, 4, dtype=x.dtype), R), *S0))
+            yield described(x.grad)
+
+    def function(x):
+        return local(x, R).sin()
+
+    assert list(gradients(compiled(function, way, dynamic=True))) == list(gradients(function))
 
 
 @pytest.mark.parametrize("way", WAYS)

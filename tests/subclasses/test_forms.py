@@ -5,7 +5,9 @@ import torch
 from torch.testing._internal.two_tensor import TwoTensor
 
 from aotgrad.errors import CaptureError
+from aotgrad.subclasses.bridge import GradientForm
 from aotgrad.subclasses.forms import PlainForm, form_of, frozen_context, is_wrapper, parts_of, paths_of
+from aotgrad.subclasses.relative import relative_form
 from tests.subclasses.programs import eight_bits, two
 
 
@@ -49,3 +51,43 @@ def test_a_context_that_can_neither_be_hashed_nor_copied_is_refused() -> None:
 
     with pytest.raises(CaptureError, match="a Unique from __tensor_flatten__, can neither be hashed nor copied"):
         frozen_context((Unique(),))
+
+
+class Sized(TwoTensor):
+    """Its context has its size and strides."""
+
+    def __tensor_flatten__(self):
+        return ["a", "b"], {"like": (tuple(self.shape), self.stride()), "name": (1, 2)}
+
+    @staticmethod
+    def __tensor_unflatten__(inner_tensors, context, size, stride):
+        return Sized(inner_tensors["a"], inner_tensors["b"])
+
+
+def sized(*shape: int) -> Sized:
+    return Sized(torch.ones(shape), torch.ones(shape))
+
+
+def test_a_form_apart_from_its_sizes_holds_for_other_sizes() -> None:
+    gradient, result = (GradientForm.of(make(6, 4)) for make in (sized, torch.ones))
+    found = relative_form(gradient, result)
+    assert found.for_result(result).key == gradient.key
+    other = found.for_result(GradientForm.of(torch.ones(5, 3)))
+    assert other.key == GradientForm.of(sized(5, 3)).key != gradient.key
+    assert other.form.context == {"like": ((5, 3), (3, 1)), "name": (1, 2)}
+    assert found.key == relative_form(other, GradientForm.of(torch.ones(5, 3))).key
+    assert found.for_result(GradientForm.of(torch.ones(5))) is None
+
+
+def test_sizes_of_a_gradient_are_fractions_of_those_of_its_result() -> None:
+    def of(*shape):
+        return GradientForm.of(torch.ones(shape))
+
+    assert relative_form(of(2, 4), of(8, 4)).for_result(of(12, 4)) == of(3, 4)
+    assert relative_form(of(3, 4), of(8, 4)) is None and relative_form(of(8, 4, 1), of(8, 4)) is None
+    assert relative_form(of(0), of(0)).for_result(of(3)) == of(3) and relative_form(of(), of()).for_result(of()) == of()
+
+
+def test_a_size_is_told_apart_from_strides() -> None:
+    gradient, result = GradientForm.of(sized(1, 1)), GradientForm.of(torch.ones(1, 1))
+    assert relative_form(gradient, result) is None

@@ -54,11 +54,18 @@ def test_equality_in_the_traced_call_is_guarded(fake_mode):
     assert compat.known_equal([rows], [columns])
 
 
+def test_whether_a_size_is_a_multiple_is_guarded(fake_mode):
+    fake = symbolic(fake_mode, 4, 6)
+    assert compat.is_multiple(fake.size(0), 2) and not compat.is_multiple(fake.size(1), 4)
+    assert compat.guard_count(fake) == 2 and compat.is_multiple(6, 3)
+
+
 def test_a_number_that_depends_on_data_may_equal_any_other():
     mode = compat.new_fake_mode()
     unknown, other = (mode.shape_env.create_unbacked_symint() for _ in range(2))
     assert compat.may_equal([unknown, 2], [other, 2]) and compat.may_equal([3], [unknown])
     assert not compat.may_equal([unknown, 2], [other, 3]) and not compat.may_equal([unknown], [unknown, 1])
+    assert compat.any_depends_on_data([2, unknown]) and not compat.any_depends_on_data([2, 3])
 
 
 def test_a_question_about_a_number_without_a_node_while_a_graph_is_traced():
