@@ -329,7 +329,8 @@ def gradients_of_values(ctx: Any, gradient: torch.Tensor) -> list[torch.Tensor |
         return other_gradient(ctx, gradient, found)
     ctx.end.is_confirmed = True
     if ctx.end.is_traced:
-        ctx.end.gradient = found.form
+        whole = form_of(gradient)  # the argument has its cached parts
+        ctx.end.gradient = whole if paths_of(whole) == paths_of(ctx.end.form) else found.form
     values = take_apart(ctx.end.of_gradient(found.form), gradient)
     if not ctx.end.is_traced:
         for value in values:

@@ -86,6 +86,35 @@ def test_plans_of_batches(function, dynamic, counts) -> None:
     assert found == counts
 
 
+BOUNDED = {
+    "sin": lambda x: x.sin(),
+    "doubled": lambda x: x * 2,
+    "product": lambda x: x.sin() * x,
+    "of values": lambda x: x.sin().values(),
+    "attention": lambda x: attention(x, x, x),
+}
+
+
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", BOUNDED)
+def test_a_gradient_knows_the_least_and_largest_length(name, way, known) -> None:
+    """As in eager, where the argument knows them. No batch takes another plan for them."""
+    ours, missed = compiled(BOUNDED[name], way, dynamic=True), []
+    for lengths in ((2, 3, 4), (2, 5, 3), (4, 2, 6)):
+        found, before = [], aotgrad.counters["misses"]
+        for function in (ours, BOUNDED[name]):
+            x = jagged(lengths)
+            bounds = (x._min_seqlen, x._max_seqlen) if known else (None, None)  # which computes and keeps them
+            y = function(x)
+            (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+            found.append((gradient._maybe_min_seqlen, gradient._maybe_max_seqlen))
+            assert found[-1] in (bounds, (None, None)) and gradient.offsets() is x.offsets()
+        assert found[0] == found[1]
+        missed.append(aotgrad.counters["misses"] - before)
+    assert not any(missed[1:])
+
+
 def test_one_plan_serves_all_batches_by_inductor() -> None:
     module = Attention()
     ours = aotgrad.aot_module(module, "inductor", dynamic=True)
