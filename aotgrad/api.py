@@ -425,8 +425,9 @@ class FlatModule:
         return Source(run_flat, self.distinct, dedupe.enter(hints))
 
     def used(self) -> list[bool]:
-        """Whether each input is used for more than its size. Placeholders of one tensor are one input."""
-        known = torch_compat.used_placeholders(self.lifted.module) or [True] * len(self.args)
+        """Whether each input is used for more than its size. Placeholders of one tensor are one; `*args` is several."""
+        placeholders = torch_compat.used_placeholders(self.lifted.module)
+        known = placeholders if len(placeholders) == len(self.args) else [True] * len(self.args)
         used = {*map(id, self.tensors), *(id(arg) for arg, is_used in zip(self.args, known, strict=True) if is_used)}
         return [id(value) in used for value in (*self.tensors, *self.args)]
 

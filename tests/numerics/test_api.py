@@ -599,6 +599,20 @@ def test_a_simplified_module() -> None:
     assert torch.equal(model.linear.weight.grad, weight)
 
 
+class OfSeveral(nn.Module):
+    def forward(self, *tensors):
+        return [tensors[0].mul_(2) + tensors[1]]
+
+
+def test_a_simplified_graph_module_of_several_arguments() -> None:
+    module = torch.fx.symbolic_trace(OfSeveral())
+    (placeholder,) = module.graph.find_nodes(op="placeholder")
+    assert placeholder.target == "*tensors"
+    memory = torch.ones(4)
+    (output,) = aotgrad.aot_module_simplified(module, (memory[:3], memory[1:]), aotgrad.nop)(memory[:3], memory[1:])
+    assert torch.equal(output, torch.tensor([4.0, 4.0, 3.0]))
+
+
 def test_a_simplified_graph_module() -> None:
     module = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(3, 2), nn.Tanh()))
     module.graph.output_node().args = ((module.graph.output_node().args[0],),)
