@@ -9,7 +9,6 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 from torch.fx.passes.shape_prop import _extract_tensor_metadata
 from torch.nested._internal.nested_int import NestedIntNode
@@ -148,11 +147,6 @@ class _FixedNestedInt(NestedIntNode):
     def mul(self, other: Any) -> _FixedNestedInt:
         factor = other.constant_int() if other.is_constant() else other.guard_int("", 0)
         return _FixedNestedInt(self.t_id, self.coeff * factor)
-
-
-def is_ragged_size(value: Any) -> bool:
-    """Whether a value is the size of the ragged dimension of a nested tensor, and no symbol of Dynamo's."""
-    return isinstance(value, torch.SymInt) and value.node.is_nested_int() and not isinstance(value.node, SymNode)
 
 
 def fixed_nested_int(number: torch.SymInt) -> torch.SymInt:

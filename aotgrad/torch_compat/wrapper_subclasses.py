@@ -73,6 +73,11 @@ def _is_ragged(number: Any) -> bool:
     return isinstance(number, torch.SymInt) and number.node.is_nested_int()
 
 
+def is_ragged_size(value: Any) -> bool:
+    """Whether a value is the size of the ragged dimension of a nested tensor, and no symbol of Dynamo's."""
+    return _is_ragged(value) and not value.node.is_symbolic()
+
+
 def remember_ragged_size(parts: Mapping[str, torch.Tensor], size: Sequence[Any]) -> None:
     """Tell the lengths of a nested tensor, or else its offsets, in a trace, which of its sizes belongs to them.
 

@@ -143,7 +143,6 @@ def test_the_size_of_a_nested_tensor_is_equal_in_a_trace():
     fixed = compat.fixed_nested_int(size)
     assert fixed == size and fixed * 2 == size * 2
     assert (fixed * values.size(1)).node.nested_int_coeff() == 5
-    assert list(map(compat.is_ragged_size, (fixed, size, values.size(1), 3))) == [True, True, False, False]
 
 
 def test_a_size_of_nested_tensors_times_a_symbol_makes_it_static():

@@ -139,6 +139,13 @@ def test_the_offsets_of_a_nested_tensor_stay_the_same_object() -> None:
     assert compat.other_objects([offsets, offsets], is_nested=False)[1] is not offsets
 
 
+def test_the_ragged_size_of_a_nested_tensor() -> None:
+    ragged = torch.nested.nested_tensor_from_jagged(torch.ones(3, 5), torch.tensor([0, 1, 3])).size()
+    (values,) = compat.symbolic_inputs(compat.new_fake_mode(), [torch.ones(3, 5)])
+    found = map(compat.is_ragged_size, (ragged[1], compat.fixed_nested_int(ragged[1]), ragged[2], values.size(1)))
+    assert list(found) == [True, True, False, False]
+
+
 def test_offsets_in_a_trace_know_the_size_that_belongs_to_them(fake_mode) -> None:
     x = nested()
     for offsets in (torch.tensor([0, 1, 3]), x.offsets()):  # a fake of the latter has a symbol of its own
