@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._library import opaque_object
+from torch._library.opaque_object import is_opaque_value_type
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, mb_unwrap_functional_tensor
 from torch.nested._internal.nested_tensor import NestedTensor
@@ -17,7 +18,6 @@ from aotgrad.torch_compat.fakes import fixed_nested_int
 from aotgrad.torch_compat.functional_tensors import same_functional
 from aotgrad.torch_compat.shapes import hints
 
-_is_opaque_value_type = getattr(opaque_object, "is_opaque_value_type", None)
 _KNOWN = frozenset((torch.Tensor, torch.nn.Parameter, FakeTensor, FunctionalTensor))
 
 
@@ -38,7 +38,13 @@ def is_device_mesh(value: Any) -> bool:
 
 def is_opaque_value(value: Any) -> bool:
     """Whether a value describes a DTensor, and graphs of Dynamo return it as it is: a placement, or a mesh, by content."""
-    return is_device_mesh(value) or (_is_opaque_value_type is not None and _is_opaque_value_type(type(value)))
+    return is_opaque_value_type(type(value)) or is_device_mesh(value) or _is_placement(value)
+
+
+def _is_placement(value: Any) -> bool:
+    """Whether a value is a placement, which torch 2.11 does not register as opaque."""
+    placements = sys.modules.get("torch.distributed.tensor.placement_types")
+    return placements is not None and isinstance(value, placements.Placement)
 
 
 def outside_of_modes() -> Any:
