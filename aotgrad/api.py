@@ -454,14 +454,9 @@ def flat_callable(flat: FlatModule, executable: Executable | RestoredFunction, c
     memory = MemoryGuard(distinct, sharing, counters=False) if sharing.mutated else None
     name = type(flat.lifted.module).__qualname__
     others = PlanCache(compiler.with_options(dynamic=None) if is_symbolic(executable) else compiler, name)
-    tensors = [k for k, value in enumerate([*flat.tensors, *flat.args]) if isinstance(value, torch.Tensor)]
-    origins = ((layout.origins[flat.dedupe.kept[k]], dims) for k, dims in symbolic_sizes(executable))
-    symbolic = {k: dims for k, dims in origins if layout.places[k] is None}
     facts = facts_of(distinct, facts_needed(executable.depends_on_offsets, distinct, [*written_with_gradients(executable)]))
-    return FlatCallable(
-        *(executable, flat.dedupe, layout, tuple(flat.tensors), memory, facts, flat.lifted, others, Dispatch(others)),
-        symbolic={n: symbolic[k] for n, k in enumerate(tensors) if k in symbolic},
-    )
+    of_plan = (executable, flat.dedupe, layout, tuple(flat.tensors), memory, facts)
+    return FlatCallable(*of_plan, flat.lifted, others, Dispatch(others), symbolic=symbolic_sizes(flat, executable))
 
 
 def written_with_gradients(executable: Executable | RestoredFunction) -> Iterator[int]:
@@ -478,12 +473,14 @@ def is_symbolic(executable: Executable | RestoredFunction) -> bool:
     return any(isinstance(spec, SymInput) or torch_compat.has_symbolic_shape(spec.fake) for spec in specs)
 
 
-def symbolic_sizes(executable: Executable | RestoredFunction) -> Iterator[tuple[int, frozenset[int]]]:
-    """The inputs of a function that were traced with symbolic sizes, with these."""
-    for k, (spec, _) in enumerate(executable.arguments):
+def symbolic_sizes(flat: FlatModule, executable: Executable | RestoredFunction) -> dict[int, frozenset[int]]:
+    """The dimensions of plain tensors that were traced with symbolic sizes, by position among the tensors."""
+    dims: dict[int, frozenset[int]] = {}
+    for k, (spec, _) in zip(flat.dedupe.kept, executable.arguments, strict=False):
         sizes = () if isinstance(spec, SymInput) else spec.fake.shape
-        if dims := frozenset(dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt)):
-            yield k, dims
+        dims[flat.layout.origins[k]] = frozenset(n for n, size in enumerate(sizes) if isinstance(size, torch.SymInt))
+    tensors = (k for k, value in enumerate([*flat.tensors, *flat.args]) if isinstance(value, torch.Tensor))
+    return {n: dims[k] for n, k in enumerate(tensors) if flat.layout.places[k] is None and dims.get(k)}
 
 
 class ModuleCallable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,3 +18,14 @@ def autograd_nodes(roots: Iterable[torch.Tensor]) -> list[Any]:
                 seen[parent] = None
                 stack.append(parent)
     return list(seen)
+
+
+def nodes_reached(roots: Iterable[Any], behind: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+    """Each node that is reached from some nodes once, depth first; `behind` gives those that follow one, or `None`s."""
+    left, seen = list(roots), set[Any]()
+    while left:
+        node = left.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            left += behind(node)

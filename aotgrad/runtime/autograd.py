@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.graph.autograd_nodes import nodes_reached
 from aotgrad.graph.floats import halves_of_float
 from aotgrad.runtime.backward import Backward, SizeAndStride, with_traced_layout
 from aotgrad.runtime.inlined import InlinedBackward
@@ -240,15 +241,12 @@ def watch_saved(results: Sequence[Any], guards: Mapping[int, torch.Tensor], save
 
 def nodes_of_call(results: Sequence[Any]) -> Iterator[Any]:
     """The nodes of the segments of a call, from its results."""
-    left = [first_segment(result.grad_fn) for result in results if isinstance(result, torch.Tensor)]
-    seen: set[Any] = set()
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        yield node
-        left += [behind for behind, _ in node.next_functions if is_segment(behind) and is_same_call(behind, node)]
+    roots = (first_segment(result.grad_fn) for result in results if isinstance(result, torch.Tensor))
+
+    def segments_behind(node: Any) -> Iterable[Any]:
+        return (behind for behind in torch_compat.next_nodes(node) if is_segment(behind) and is_same_call(behind, node))
+
+    return nodes_reached(roots, segments_behind)
 
 
 def is_same_call(one: Any, other: Any) -> bool:

@@ -122,16 +122,15 @@ def names_of_inputs(node: fx.Node) -> tuple[str, ...]:
 
 def input_of(graph: fx.Graph, node: fx.Node, placed: Sequence[fx.Node]) -> fx.Node:
     """The value of a placeholder of a backward, from the placeholders for it."""
-    value = placed[0]
-    if is_float(node):
-        tensor = graph.call_function(float_of_halves, tuple(placed))
-        with torch_compat.fake_mode_of(node.graph):
-            tensor.meta["val"] = torch.empty((), dtype=torch.float64)
-        value = graph.call_function(torch_compat.read_number, (tensor,))
-        value.meta = torch_compat.meta_of_read(tensor.meta["val"])
-    else:
-        value.meta = dict(node.meta)
-    return value
+    if not is_float(node):
+        placed[0].meta = dict(node.meta)
+        return placed[0]
+    tensor = graph.call_function(float_of_halves, tuple(placed))
+    with torch_compat.fake_mode_of(node.graph):
+        tensor.meta["val"] = torch.empty((), dtype=torch.float64)
+    number = graph.call_function(torch_compat.read_number, (tensor,))
+    number.meta = torch_compat.meta_of_read(tensor.meta["val"])
+    return number
 
 
 def results_without_floats(graph: fx.Graph, results: Any) -> Any:

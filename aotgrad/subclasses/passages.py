@@ -14,13 +14,14 @@ import contextlib
 import contextvars
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Union, cast
 
 import torch
 
 from aotgrad import torch_compat
+from aotgrad.graph.autograd_nodes import nodes_reached
 from aotgrad.graph.symbols import values_of_symbols
 from aotgrad.runtime.autograd import is_same_call, is_segment
 from aotgrad.slots import ReturnedWrapper
@@ -47,6 +48,11 @@ if TYPE_CHECKING:
 def is_taker(node: Any) -> bool:
     """Whether an autograd node takes a wrapper apart."""
     return torch_compat.is_node_of(node, TakeApart)
+
+
+def is_passage(node: Any) -> bool:
+    """Whether a gradient passes a result of a call at this node."""
+    return is_taker(node) and node.end.is_passage
 
 
 def takes_result_apart(node: Any) -> bool:
@@ -193,17 +199,14 @@ class RunningCall:
 
     def results_behind(self, values: Sequence[torch.Tensor]) -> dict[int, torch.Tensor]:
         """The results that gradients of these tensors reach first."""
-        nodes = {result.grad_fn: index for index, result in self.passed.items()}
-        left: list[Any] = [value.grad_fn for value in values]
-        seen, found = set(), dict[int, torch.Tensor]()
-        while left and nodes:
-            node = left.pop()
-            if node in nodes:
-                found[nodes[node]] = self.passed[nodes[node]]
-            elif node not in seen and (is_segment(node) or is_taker(node)):
-                left += [behind for behind, _ in node.next_functions]
-            seen.add(node)
-        return found
+        places = {result.grad_fn: index for index, result in self.passed.items()}
+
+        def before_results(node: Any) -> Iterable[Any]:
+            goes_on = node not in places and (is_segment(node) or is_taker(node))
+            return torch_compat.next_nodes(node) if goes_on else ()
+
+        reached = nodes_reached((value.grad_fn for value in values), before_results) if places else ()
+        return {places[node]: self.passed[places[node]] for node in reached if node in places}
 
     def assemble(self, end: End, values: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.detour is None:
@@ -262,18 +265,13 @@ def passed_result(end: End, values: Sequence[torch.Tensor], numbers: Sequence[in
 
 def passed_results(node: Any) -> Iterator[torch.Tensor]:
     """The results of a call that gradients pass behind a node of it, as far as the caller still has them."""
-    left: list[Any] = [node]
-    seen: set[Any] = set()
-    while left:
-        behind = left.pop()
-        if behind in seen or behind is None:
-            continue
-        seen.add(behind)
-        is_passage = is_taker(behind) and behind.end.is_passage
-        if is_passage and (result := behind.passed()) is not None:
-            yield result
-        if is_passage or assembles_argument(behind) or (is_segment(behind) and is_same_call(behind, node)):
-            left += torch_compat.next_nodes(behind)
+
+    def within_call(each: Any) -> Iterable[Any]:
+        goes_on = is_passage(each) or assembles_argument(each) or (is_segment(each) and is_same_call(each, node))
+        return torch_compat.next_nodes(each) if goes_on else ()
+
+    results = (each.passed() for each in nodes_reached([node], within_call) if is_passage(each))
+    return (result for result in results if result is not None)
 
 
 @contextlib.contextmanager

@@ -273,14 +273,16 @@ def graph_breaks() -> Iterator[list[tuple[Any, str]]]:
 
 def paths_of_placeholders(graph: torch.nn.Module) -> list[str | None]:
     """The name in its module of each placeholder of Dynamo's graph that is a parameter or buffer."""
-    nodes = graph.graph.find_nodes(op="placeholder") if isinstance(graph, torch.fx.GraphModule) else ()
-    return [path_in_source(dynamo_source(node)) for node in nodes]
+    return [path_in_source(dynamo_source(node)) for node in _inputs_of(graph)]
 
 
 def used_placeholders(graph: torch.nn.Module) -> list[bool]:
     """Whether each placeholder of Dynamo's graph is used for more than its size, as the part of a wrapper may not be."""
-    nodes = graph.graph.find_nodes(op="placeholder") if isinstance(graph, torch.fx.GraphModule) else ()
-    return [any(user.target is not torch.ops.aten.sym_size.int for user in node.users) for node in nodes]
+    return [any(user.target is not torch.ops.aten.sym_size.int for user in node.users) for node in _inputs_of(graph)]
+
+
+def _inputs_of(graph: torch.nn.Module) -> Sequence[torch.fx.Node]:
+    return list(graph.graph.find_nodes(op="placeholder")) if isinstance(graph, torch.fx.GraphModule) else ()
 
 
 def path_in_source(source: str | None) -> str | None:

@@ -102,7 +102,8 @@ class CompiledVjp:
         if use.is_last:
             return self.gradients(segment, call, saved, tangents, wanted, inner, {})
         passing, parts = self.present_parts(call) if segment not in self.bypassing else (set(), {})
-        reject_hooks_of_bypassed(passing)
+        if self.function.joint.passages:
+            reject_hooks_of_bypassed(passing)
         present = dict(sorted({**dict(call.present_results()), **parts}.items()))
         try:
             return self.gradients(segment, call, saved, tangents, wanted, inner, present)

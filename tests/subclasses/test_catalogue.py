@@ -29,8 +29,18 @@ def check(program: Program, way: str) -> None:
         assert found == expected, found if error is None else error.message
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # Dynamo does
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo reads it
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning"),  # Dynamo does
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),  # Dynamo reads it
+]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if "inductor" in way])
+@pytest.mark.parametrize("name", [name for name, program in PROGRAMS.items() if program.group == "pieces"])
+def test_pieces_through_inductor(name, way) -> None:
+    check(PROGRAMS[name], way)
+
+
 @pytest.mark.parametrize("way", [way for way in WAYS if "eager" in way])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_as_eager(name, way) -> None:

@@ -56,6 +56,21 @@ def test_as_eager(name, way) -> None:
         check(programs()[name], way)
 
 
+COMPILED_BY_INDUCTOR = (
+    "DTensor: of unknown rows, squared",
+    "DTensor: a placement and the mesh are results",
+    "DTensor, pieces: split",
+    "DTensor, pieces: beside their base",
+)
+
+
+@pytest.mark.filterwarnings("ignore:.*_functional_collectives:FutureWarning")  # the other names are new
+@pytest.mark.parametrize("way", [way for way in WAYS if "inductor" in way])
+@pytest.mark.parametrize("name", COMPILED_BY_INDUCTOR)
+def test_as_eager_by_inductor(name, way) -> None:
+    check(programs()[name], way)
+
+
 def local(x, on=S0):
     return DTensor.from_local(x, line(), on, run_check=False)
 

@@ -14,6 +14,7 @@ PROGRAMS = {f"{program.group}: {program.name}": program for program in (*upstrea
 COMPILED_BY_INDUCTOR = (
     "TwoTensor: enable_grad within no_grad",
     "other classes: a wrapper as gradient of a plain result",
+    "changes: by its own size",
     "jagged: halves returned",
     "jagged: values of an intermediate",
     "jagged: lengths",
